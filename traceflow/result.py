@@ -1,0 +1,115 @@
+"""What every analyzer returns: a frozen result with findings, gaps and the quality of its evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+
+class Provenance(StrEnum):
+    """Where a figure comes from."""
+
+    MEASURED = "measured"  # a timestamp or a counter
+    COMPILER = "compiler"  # XLA's static cost or buffer assignment
+    DERIVED = "derived"  # computed from shapes and intent
+    MODELLED = "modelled"  # a what-if
+
+
+class Severity(StrEnum):
+    """How much a finding matters to the person who reads it."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing worth knowing or changing, with its evidence and, where it can be told, its cost."""
+
+    code: str
+    severity: Severity
+    title: str
+    provenance: Provenance
+    suggestion: str
+    cost_ns: int | None = None
+    evidence: Mapping[str, Json] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A quantity that could not be established: a JSON pointer to it, and the reason."""
+
+    what: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A remark on the evidence: a stable code, a sentence, and pointers to the figures it affects."""
+
+    code: str
+    text: str
+    affects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What became of the events of a trace, in counts; `dropped` and `repaired` are by reason.
+
+    read = kept + sum(dropped.values()), and an event may be both kept and repaired.
+    """
+
+    read: int = 0
+    kept: int = 0
+    repaired: Mapping[str, int] = field(default_factory=dict)
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[Note, ...] = ()
+
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(
+            self.read + other.read,
+            self.kept + other.kept,
+            _added(self.repaired, other.repaired),
+            _added(self.dropped, other.dropped),
+            self.notes + tuple(note for note in other.notes if note not in self.notes),
+        )
+
+    @property
+    def verdict(self) -> str:
+        """`unusable` without events, `limited` when a note affects a result, else `good`."""
+        if self.kept == 0:
+            return "unusable"
+        return "limited" if any(note.affects for note in self.notes) else "good"
+
+
+def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in [*one, *(o for o in other if o not in one)]}
+
+
+class Result(Protocol):
+    """What a report, the command line and a notebook need of any analyzer's result."""
+
+    kind: ClassVar[str]
+
+    @property
+    def findings(self) -> tuple[Finding, ...]: ...
+    @property
+    def skipped(self) -> tuple[Skipped, ...]: ...
+    @property
+    def notes(self) -> tuple[Note, ...]: ...
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        ...
+
+    def to_pandas(self) -> pd.DataFrame:
+        """The main table of the result, one row per thing it is about."""
+        ...
