@@ -1,0 +1,185 @@
+"""Compiled sweeps over a dependency graph. Imported only by traceflow.graph, inside its functions."""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+from numpy.typing import NDArray
+
+Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
+Bool = NDArray[np.bool_]
+
+SELF = 0
+
+
+@njit(cache=True)
+def by_target(source: Int32, target: Int32, kind: Int8, vertices: int) -> tuple[Int64, Int32, Int8]:
+    """Group edges by the vertex they lead to (counting sort, stable)."""
+    offsets = np.zeros(vertices + 1, np.int64)
+    for e in range(len(target)):
+        offsets[target[e] + 1] += 1
+    for v in range(vertices):
+        offsets[v + 1] += offsets[v]
+    place = offsets[:-1].copy()
+    sources, kinds = np.empty(len(source), np.int32), np.empty(len(source), np.int8)
+    for e in range(len(target)):
+        at = place[target[e]]
+        sources[at], kinds[at] = source[e], kind[e]
+        place[target[e]] += 1
+    return offsets, sources, kinds
+
+
+@njit(cache=True)
+def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
+    """Vertices so that every edge leads forward, by depth-first search over predecessors.
+
+    An edge that closes a cycle (only possible among vertices of one instant) is left out and marked.
+    """
+    vertices = len(offsets) - 1
+    order, filled = np.empty(vertices, np.int32), 0
+    state = np.zeros(vertices, np.int8)  # 0 new, 1 on the stack, 2 done
+    cursor = offsets[:-1].copy()
+    closing = np.zeros(len(source), np.bool_)
+    stack = np.empty(vertices, np.int32)
+    for root in range(vertices):
+        if state[root] != 0:
+            continue
+        stack[0], depth, state[root] = root, 1, 1
+        while depth > 0:
+            v = stack[depth - 1]
+            if cursor[v] == offsets[v + 1]:
+                state[v], order[filled] = 2, v
+                filled += 1
+                depth -= 1
+                continue
+            e = cursor[v]
+            cursor[v] += 1
+            u = source[e]
+            if state[u] == 1:
+                closing[e] = True
+            elif state[u] == 0:
+                state[u], stack[depth] = 1, u
+                depth += 1
+    return order, closing
+
+
+@njit(cache=True)
+def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8) -> tuple[Int64, Int64]:
+    """The edge with the latest bound on each vertex (-1 without edges), and the lag behind that bound.
+
+    Ties: an edge from the same lane first, then the smallest source.
+    """
+    vertices = len(offsets) - 1
+    binding, lag = np.full(vertices, -1, np.int64), np.zeros(vertices, np.int64)
+    for v in range(vertices):
+        best = np.int64(0)
+        for e in range(offsets[v], offsets[v + 1]):
+            u = source[e]
+            bound = time[u] + (work[v >> 1] if kind[e] == SELF else 0)
+            b = binding[v]
+            if b >= 0 and bound == best:
+                same, same_best = lane[u >> 1] == lane[v >> 1], lane[source[b] >> 1] == lane[v >> 1]
+                better = (same and not same_best) or (same == same_best and u < source[b])
+            else:
+                better = b < 0 or bound > best
+            if better:
+                binding[v], best = e, bound
+        if binding[v] >= 0:
+            lag[v] = time[v] - best
+    return binding, lag
+
+
+@njit(cache=True)
+def replay(
+    measured: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, cut: Bool
+) -> Int64:
+    """Time of each vertex: its latest bound plus its lag; the measured time where nothing binds it."""
+    time = measured.copy()
+    for v in order:
+        bound, bound_by = np.int64(0), False
+        for e in range(offsets[v], offsets[v + 1]):
+            if cut[e]:
+                continue
+            candidate = time[source[e]] + (work[v >> 1] if kind[e] == SELF else 0)
+            if not bound_by or candidate > bound:
+                bound, bound_by = candidate, True
+        if bound_by:
+            time[v] = bound + lag[v]
+    return time
+
+
+@njit(cache=True)
+def latest(time: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, end: int) -> Int64:
+    """The latest time of each vertex that still lets everything end at `end`, lags kept."""
+    late = np.full(len(time), end, np.int64)
+    for i in range(len(order) - 1, -1, -1):
+        v = order[i]
+        for e in range(offsets[v], offsets[v + 1]):
+            allowed = late[v] - lag[v] - (work[v >> 1] if kind[e] == SELF else 0)
+            if allowed < late[source[e]]:
+                late[source[e]] = allowed
+    return late
+
+
+@njit(cache=True)
+def replay_bounds(
+    measured: Int64,
+    order: Int32,
+    old_work: Int64,
+    work: Int64,
+    old_lag: Int64,
+    lag: Int64,
+    binding: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    cut: Bool,
+    can_delay: Bool,
+) -> tuple[Int64, Int64]:
+    """Earliest and latest time of each vertex over every way to share its lag among its edges.
+
+    The measurement says only that max over edges of (bound + latency) was `measured`. An edge whose kind can
+    delay may have had any latency up to `measured - bound`, hidden behind another; the others had none.
+    """
+    low, high = measured.copy(), measured.copy()
+    for v in order:
+        some, reached, has_cause = False, False, False
+        floor_low, floor_high, cause_low, cause_high = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
+        extra = lag[v] - old_lag[v]
+        for e in range(offsets[v], offsets[v + 1]):
+            if cut[e]:
+                continue
+            u = source[e]
+            before = measured[u] + (old_work[v >> 1] if kind[e] == SELF else 0)
+            after = work[v >> 1] if kind[e] == SELF else np.int64(0)
+            bound_low, bound_high = low[u] + after, high[u] + after
+            floor_low = bound_low if not some else max(floor_low, bound_low)
+            floor_high = bound_high if not some else max(floor_high, bound_high)
+            some = True
+            if before == measured[v]:
+                reached = True
+            if can_delay[kind[e]] or e == binding[v]:
+                hidden = max(measured[v] - before + extra, np.int64(0))
+                cause_low = bound_low + hidden if not has_cause else min(cause_low, bound_low + hidden)
+                cause_high = bound_high + hidden if not has_cause else max(cause_high, bound_high + hidden)
+                has_cause = True
+        if not some:
+            continue
+        low[v] = max(floor_low, cause_low) if has_cause and not reached else floor_low
+        high[v] = max(floor_high, cause_high) if has_cause else floor_high
+    return low, high
+
+
+@njit(cache=True)
+def walk_back(time: Int64, binding: Int64, source: Int32, end_vertex: int, start: int) -> Int32:
+    """The vertices of the critical path, last first, until the start of the window or a vertex nothing binds."""
+    path, length = np.empty(len(time), np.int32), 0
+    v = end_vertex
+    while True:
+        path[length] = v
+        length += 1
+        if time[v] <= start or binding[v] < 0:
+            return path[:length]
+        v = source[binding[v]]

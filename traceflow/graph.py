@@ -1,0 +1,335 @@
+"""The dependency graph of a trace: slices of work, what each had to wait for, and replay.
+
+A slice has two vertices, its start (2 i) and its end (2 i + 1). Every edge binds its target to come no
+earlier than its source; the edge from a slice's start to its end also carries the slice's work. What no edge
+explains is a lag: lag(v) = time(v) - latest bound over the edges into v.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64: TypeAlias = NDArray[np.int64]
+Int32: TypeAlias = NDArray[np.int32]
+Int8: TypeAlias = NDArray[np.int8]
+Bool: TypeAlias = NDArray[np.bool_]
+
+NO_EVENT = -1
+NO_LANE = -1
+
+
+class SliceKind(IntEnum):
+    """What a slice is on the critical path. The first five work; the others only wait or join."""
+
+    COMPUTE = 0
+    TRANSFER = 1  # the part of a collective after its last participant arrived
+    COMMUNICATION = 2  # a collective whose participants are not all known, unsplit
+    COPY = 3
+    HOST = 4
+    BLOCKED = 5  # a call that waits for the device: its end is bound by what it waited for
+    ARRIVED = 6  # the part of a collective before its last participant arrived
+    JOIN = 7  # no time: the arrival of the last participant, or the start of the window
+
+
+WORKS = frozenset({SliceKind.COMPUTE, SliceKind.TRANSFER, SliceKind.COMMUNICATION, SliceKind.COPY, SliceKind.HOST})
+
+
+class EdgeKind(IntEnum):
+    """Why the target of an edge cannot come before its source."""
+
+    SELF = 0  # start of a slice to its end
+    PROGRAM_ORDER = 1
+    LAUNCH = 2
+    GRAPH_LAUNCH = 3
+    STREAM_ORDER = 4
+    EVENT_WAIT = 5
+    HOST_SYNCHRONISATION = 6
+    HAND_OFF = 7
+    DATA = 8
+    RENDEZVOUS = 9
+    SEND_RECEIVE = 10
+
+    @property
+    def label(self) -> str:
+        """As the JSON contract names it.
+
+        Example:
+            >>> EdgeKind.HAND_OFF.label, EdgeKind.SEND_RECEIVE.label
+            ('hand-off', 'send-receive')
+        """
+        return self.name.lower().replace("_", "-")
+
+
+CAN_DELAY = frozenset(
+    {
+        EdgeKind.PROGRAM_ORDER,
+        EdgeKind.LAUNCH,
+        EdgeKind.GRAPH_LAUNCH,
+        EdgeKind.HOST_SYNCHRONISATION,
+        EdgeKind.HAND_OFF,
+        EdgeKind.SEND_RECEIVE,
+    }
+)
+"""Edges that take time of their own: launch latency, return from a call, a thread waking up, a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """One row per slice, sorted by lane and start; joins, which belong to no lane, come last."""
+
+    start_ns: Int64
+    end_ns: Int64
+    lane: Int32  # row of the trace's lanes, NO_LANE for joins
+    event: Int32  # row of the trace's events, NO_EVENT for joins
+    kind: Int8  # SliceKind
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def work_ns(self) -> Int64:
+        """Duration of the slices that work, 0 for those that only wait."""
+        return np.where(np.isin(self.kind, list(WORKS)), self.end_ns - self.start_ns, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Edges:
+    """Edges of one kind between vertices, before they are checked against the clock."""
+
+    source: Int32
+    target: Int32
+    kind: EdgeKind
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class DependencyGraph:
+    """Slices and edges in CSR arrays: `source[offsets[v]:offsets[v + 1]]` are the vertices that bind v."""
+
+    slices: Slices
+    counted: Bool  # the slices whose end can be the end of the window
+    start_ns: int
+    end_ns: int
+    time_ns: Int64  # measured time of each vertex
+    work_ns: Int64
+    offsets: Int64
+    source: Int32
+    kind: Int8
+    order: Int32  # a topological order of the vertices
+    binding: Int64  # the edge with the latest bound on each vertex, -1 without edges
+    lag_ns: Int64
+    contradicted: Mapping[EdgeKind, int]  # edges left out because the timestamps deny them
+
+    @property
+    def vertices(self) -> int:
+        """Number of vertices, two per slice."""
+        return len(self.time_ns)
+
+    def end_vertex(self) -> int:
+        """The end of the counted slice that ends last; of several, the one that works, then the first."""
+        ends = np.where(self.counted, self.slices.end_ns, np.iinfo(np.int64).min)
+        last = np.flatnonzero(ends == ends.max())
+        working = last[self.work_ns[last] > 0]
+        return int(2 * (working if len(working) else last)[0] + 1)
+
+    def replay(self, *, work_ns: Int64 | None = None, lag_ns: Int64 | None = None, cut: Bool | None = None) -> Int64:
+        """Time of every vertex in ns when work, lags or edges change; unchanged, exactly the measured times.
+
+        time(v) = max over edges into v that are not cut of (time(source) + work along the edge) + lag(v)
+
+        Args:
+            work_ns: Work of each slice, shape (slices,); measured where None.
+            lag_ns: Lag of each vertex, shape (vertices,); measured where None.
+            cut: Edges to leave out, shape (edges,).
+
+        Complexity: O(vertices + edges).
+        """
+        from traceflow._replay import replay
+
+        times: Int64 = replay(
+            self.time_ns,
+            self.order,
+            self.work_ns if work_ns is None else work_ns,
+            self.lag_ns if lag_ns is None else lag_ns,
+            self.offsets,
+            self.source,
+            self.kind,
+            np.zeros(len(self.source), bool) if cut is None else cut,
+        )
+        return times
+
+    def replay_bounds(self, *, work_ns: Int64, lag_ns: Int64, cut: Bool) -> tuple[Int64, Int64]:
+        """Earliest and latest time of every vertex that the measurement allows, in ns.
+
+        A measured start tells only the sum of a bound and a latency. Where several edges bind a vertex, a
+        latency may hide behind another edge; the two times enclose every way to attribute it.
+        """
+        from traceflow._replay import replay_bounds
+
+        can_delay = np.isin(np.arange(len(EdgeKind)), list(CAN_DELAY))
+        low, high = replay_bounds(
+            self.time_ns,
+            self.order,
+            self.work_ns,
+            work_ns,
+            self.lag_ns,
+            lag_ns,
+            self.binding,
+            self.offsets,
+            self.source,
+            self.kind,
+            cut,
+            can_delay,
+        )
+        return low, high
+
+    def end_of(self, time_ns: Int64) -> int:
+        """Latest end of the counted slices among the given vertex times."""
+        return int(time_ns[1::2][self.counted].max())
+
+    def latest_ns(self) -> Int64:
+        """Latest time of every vertex with the end of the window fixed and all lags kept, in ns."""
+        from traceflow._replay import latest
+
+        late: Int64 = latest(
+            self.time_ns, self.order, self.work_ns, self.lag_ns, self.offsets, self.source, self.kind, self.end_ns
+        )
+        return late
+
+    def path(self) -> Int32:
+        """Vertices of the critical path in time order, from the start of the window to its end."""
+        from traceflow._replay import walk_back
+
+        back: Int32 = walk_back(self.time_ns, self.binding, self.source, self.end_vertex(), self.start_ns)
+        return back[::-1]
+
+
+def dependency_graph(slices: Slices, edges: Sequence[Edges], *, counted: Bool | None = None) -> DependencyGraph:
+    """Assemble a graph; edges that the timestamps contradict, or that close a cycle, are left out and counted.
+
+    Args:
+        slices: The vertices.
+        edges: Every edge between different slices; the edges inside slices are added here.
+        counted: Slices that can end the window; all that belong to a lane where None.
+
+    Complexity: O(slices + edges).
+    """
+    time_ns = np.column_stack((slices.start_ns, slices.end_ns)).ravel()
+    source, target, kind = _with_own(slices, edges)
+    late = time_ns[source] > time_ns[target]
+    order, offsets, source, kind, closing = _ordered(source[~late], target[~late], kind[~late], len(time_ns))
+    contradicted = np.bincount(np.concatenate((_kinds(edges, late), closing)), minlength=len(EdgeKind))
+    if counted is None:
+        counted = slices.lane != NO_LANE
+    return _bound(
+        slices, counted, time_ns, offsets, source, kind, order, {k: int(n) for k, n in zip(EdgeKind, contradicted, strict=True) if n}
+    )
+
+
+def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int8]:
+    starts = 2 * np.arange(len(slices), dtype=np.int32)
+    source = np.concatenate([starts, *(e.source for e in edges)]).astype(np.int32, copy=False)
+    target = np.concatenate([starts + 1, *(e.target for e in edges)]).astype(np.int32, copy=False)
+    kinds = [np.zeros(len(slices), np.int8), *(np.full(len(e), e.kind, np.int8) for e in edges)]
+    return source, target, np.concatenate(kinds)
+
+
+def _kinds(edges: Sequence[Edges], late: Bool) -> Int8:
+    """Kinds of the edges marked late; the slices' own edges, which stand first, never are."""
+    kinds = np.concatenate([np.full(len(e), e.kind, np.int8) for e in edges] or [np.empty(0, np.int8)])
+    return kinds[late[len(late) - len(kinds) :]]
+
+
+def _ordered(source: Int32, target: Int32, kind: Int8, vertices: int) -> tuple[Int32, Int64, Int32, Int8, Int8]:
+    from traceflow._replay import by_target, topological_order
+
+    offsets, sources, kinds = by_target(source, target, kind, vertices)
+    order, closing = topological_order(offsets, sources)
+    if not closing.any():
+        return order, offsets, sources, kinds, kinds[:0]
+    targets = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(offsets))[~closing]
+    offsets, kept_sources, kept_kinds = by_target(sources[~closing], targets, kinds[~closing], vertices)
+    return order, offsets, kept_sources, kept_kinds, kinds[closing]
+
+
+def _bound(
+    slices: Slices,
+    counted: Bool,
+    time_ns: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    order: Int32,
+    contradicted: Mapping[EdgeKind, int],
+) -> DependencyGraph:
+    from traceflow._replay import bindings
+
+    work_ns = slices.work_ns
+    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, offsets, source, kind)
+    starts, ends = slices.start_ns[counted], slices.end_ns[counted]
+    return DependencyGraph(
+        slices,
+        counted,
+        int(starts.min()) if len(starts) else 0,
+        int(ends.max()) if len(ends) else 0,
+        time_ns,
+        work_ns,
+        offsets,
+        source,
+        kind,
+        order,
+        binding,
+        lag_ns,
+        contradicted,
+    )
+
+
+def window(graph: DependencyGraph, start_ns: int, end_ns: int, *, counted: Bool) -> DependencyGraph:
+    """The part of a graph inside a window.
+
+    A slice that began earlier is clipped to the start; what a slice waited for before the start binds it to
+    the start of the window. Nothing after the end takes part.
+
+    Args:
+        graph: The graph of the whole capture.
+        start_ns: Start of the window.
+        end_ns: End of the window, the latest end of a counted slice.
+        counted: The slices whose end can end the window, shape (slices,).
+    """
+    slices = graph.slices
+    inside = ((slices.end_ns > start_ns) | (slices.start_ns >= start_ns)) & (slices.start_ns <= end_ns)
+    rows = np.flatnonzero(inside)
+    origin = len(rows)
+    renumber = np.full(len(slices), origin, np.int32)
+    renumber[rows] = np.arange(origin)
+    part = Slices(
+        np.append(np.maximum(slices.start_ns[rows], start_ns), start_ns),
+        np.append(np.minimum(slices.end_ns[rows], end_ns), start_ns),
+        np.append(slices.lane[rows], np.int32(NO_LANE)),
+        np.append(slices.event[rows], np.int32(NO_EVENT)),
+        np.append(slices.kind[rows], np.int8(SliceKind.JOIN)),
+    )
+    edges = _inside(graph, renumber, origin, start_ns, end_ns)
+    clipped = dependency_graph(part, edges, counted=np.append(counted[rows], False))
+    return replace(clipped, start_ns=start_ns, end_ns=end_ns, contradicted=graph.contradicted)
+
+
+def _inside(graph: DependencyGraph, renumber: Int32, origin: int, start_ns: int, end_ns: int) -> list[Edges]:
+    """Edges into vertices of the window; what came before the start is represented by the origin's end."""
+    target = np.repeat(np.arange(graph.vertices, dtype=np.int32), np.diff(graph.offsets))
+    time_ns, source = graph.time_ns, graph.source
+    keep = (renumber[target >> 1] < origin) & (graph.kind != EdgeKind.SELF)
+    keep &= (time_ns[target] >= start_ns) & (time_ns[target] <= end_ns)
+    source, target, kind = source[keep], target[keep], graph.kind[keep]
+    early = time_ns[source] < start_ns
+    new_source = np.where(early, 2 * origin + 1, 2 * renumber[source >> 1] + (source & 1))
+    new_target = 2 * renumber[target >> 1] + (target & 1)
+    return [Edges(new_source[kind == k], new_target[kind == k], EdgeKind(k)) for k in np.unique(kind)]
