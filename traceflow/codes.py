@@ -1,0 +1,211 @@
+"""Every stable code that traceflow prints: what it means and what to do about it.
+
+TF1xx refuse an input or a request, TF2xx are findings about a step, TF3xx are remarks on the evidence.
+A code keeps its meaning for good; one that is no longer used stays listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One stable code."""
+
+    code: str
+    title: str
+    explanation: str
+    remedy: str
+
+
+_ALL = (
+    # TF1xx, inputs and requests
+    Code(
+        "TF101",
+        "input not found",
+        "Nothing exists at the path that was given.",
+        "Check the path; quote a pattern, so that the shell hands it on as it is.",
+    ),
+    Code(
+        "TF102",
+        "empty file",
+        "The file has no content: the run that wrote it was probably stopped before it could finish.",
+        "Record again and let the program end, or leave the file out.",
+    ),
+    Code(
+        "TF103",
+        "damaged file",
+        "The file is cut short or is not what its first bytes say it is, and too little of it can be read.",
+        "Copy it again from where it was recorded, or record again.",
+    ),
+    Code(
+        "TF104",
+        "no events",
+        "The file is a well-formed trace in which nothing happened.",
+        "Check that the profiler was active while the program worked.",
+    ),
+    Code(
+        "TF105",
+        "damaged compression",
+        "The gzip stream ends early or its checksum is wrong.",
+        "Copy the file again from where it was recorded.",
+    ),
+    Code(
+        "TF106",
+        "nothing to read",
+        "The folder or pattern names no file that is a trace.",
+        "Point at a trace file, or at a folder with one trace file per rank.",
+    ),
+    Code(
+        "TF107",
+        "unknown format",
+        "The content is no trace that traceflow knows: Kineto JSON, XSpace, or trace-event JSON.",
+        "Export the trace in one of these formats.",
+    ),
+    Code(
+        "TF108",
+        "two files claim one rank",
+        "Two traces of one capture say that they were recorded by the same rank.",
+        "Leave one of them out, or correct the rank in the file name or in the metadata.",
+    ),
+    Code(
+        "TF110",
+        "output exists",
+        "The output is there already, and nothing is overwritten unless asked for.",
+        "Give -f to replace it, or another name with -o.",
+    ),
+    Code(
+        "TF111",
+        "no such step",
+        "The capture has no step of that number.",
+        "`traceflow show summary` lists the steps.",
+    ),
+    Code(
+        "TF112",
+        "bad expression",
+        "A pattern, factor or expression on the command line cannot be understood.",
+        "Correct the part that the message names; patterns are Python regular expressions.",
+    ),
+    Code(
+        "TF113",
+        "JAX is not installed",
+        "Recording a JAX program needs JAX; reading and explaining a trace does not.",
+        "Install the extra: pip install 'traceflow-ml[jax]'.",
+    ),
+    Code(
+        "TF114",
+        "output cannot be written",
+        "The folder of the output does not exist, is read-only or is full.",
+        "Choose another place with -o.",
+    ),
+    Code(
+        "TF115",
+        "recording failed",
+        "The profiler could not start, or ended without a trace.",
+        "Only one profiler can be active in a process: end the other one first.",
+    ),
+    # TF2xx, findings
+    Code(
+        "TF201",
+        "exposed communication",
+        "Communication runs while the same participant computes nothing, so the step waits for the network.",
+        "Start it earlier, cut it into pieces that overlap with computation, or send less.",
+    ),
+    Code(
+        "TF202",
+        "a late participant makes others wait",
+        "The others reached a collective earlier and waited; the network is not what took the time.",
+        "Look at what the late participant did before it arrived.",
+    ),
+    Code(
+        "TF203",
+        "launch-bound",
+        "The critical path runs through the host: the device is done before the next work is launched.",
+        "Launch less often: compile or capture larger pieces, batch small operations, avoid synchronisation.",
+    ),
+    Code(
+        "TF204",
+        "idle device",
+        "The device has nothing to do for a notable part of the window.",
+        "Look at what the path does during the gaps: input, host work or a wait for somebody else.",
+    ),
+    Code(
+        "TF205",
+        "compilation inside measured steps",
+        "A program was compiled while steps were measured, so these steps say little about the steady state.",
+        "Warm up before recording, and keep shapes and static arguments fixed.",
+    ),
+    Code(
+        "TF206",
+        "host timings simulate devices",
+        "The devices are threads of one host. Their order and dependencies are real, their speed is not.",
+        "Record on the accelerator before concluding anything about its time.",
+    ),
+    Code(
+        "TF207",
+        "copies on the critical path",
+        "Moving data between memories determines a part of the step's length.",
+        "Keep data where it is used, pin host memory, or overlap the copy with computation.",
+    ),
+    # TF3xx, quality of the evidence
+    Code(
+        "TF301",
+        "rank assumed",
+        "Neither the metadata nor the file name tells the rank, so it is taken to be 0.",
+        "Name the files by rank, as in rank3.json, when several are read together.",
+    ),
+    Code(
+        "TF302",
+        "truncated trace",
+        "The file ends in the middle of an event; what came before it was read.",
+        "Let the profiler finish writing; results hold for the part that is there.",
+    ),
+    Code(
+        "TF303",
+        "order across streams unknown",
+        "The trace has no synchronisation records, so which stream waited for which is not known.",
+        "Record with synchronisation events (torch: experimental_config enable_cuda_sync_events=True).",
+    ),
+    Code(
+        "TF304",
+        "contradicted dependencies",
+        "Some dependencies were dropped, because the timestamps show the effect before its cause.",
+        "A few are noise of the clocks; many mean that clocks or correlation numbers cannot be trusted.",
+    ),
+    Code(
+        "TF305",
+        "participants absent",
+        "Some members of a collective are not in the capture, so its calls are not split into wait and transfer.",
+        "Read the traces of all ranks together.",
+    ),
+    Code(
+        "TF306",
+        "no device events",
+        "The trace holds host work only; quantities about devices are null.",
+        "Enable device activities in the profiler, and check that it may read the device's counters.",
+    ),
+    Code(
+        "TF307",
+        "launched outside the window",
+        "Device work in the window was launched before recording began, so its cause is not known.",
+        "Let a step of warm-up pass between the start of the profiler and the first measured step.",
+    ),
+    Code(
+        "TF308",
+        "clocks not aligned",
+        "No collective connects these ranks, so their clocks cannot be related and no figure spans them.",
+        "Record ranks that take part in common collectives.",
+    ),
+    Code(
+        "TF309",
+        "nesting repaired",
+        "Events on one thread overlapped without nesting; the inner ones were cut to fit.",
+        "Harmless in small numbers; many mean that two threads share one number in the trace.",
+    ),
+)
+
+CODES: Mapping[str, Code] = MappingProxyType({entry.code: entry for entry in _ALL})
+"""Every code by its name."""
