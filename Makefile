@@ -1,0 +1,57 @@
+# Everything runs in .venv, which the first target that needs it makes.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+NOTEBOOKS := $(wildcard notebooks/*.ipynb)
+
+.DEFAULT_GOAL := help
+.PHONY: help venv demo test lint types docs notebooks unit bench format constraints clean
+
+help: ## say what can be made
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+
+venv: $(INSTALLED) ## install the package and all tools in .venv
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt setuptools
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	touch $@
+
+demo: venv ## record a step, explain it, write demo/report.html
+	$(BIN)/traceflow demo
+
+test: lint types docs notebooks unit ## run every check
+
+lint: venv ## rules of style, format and imports
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports --no-logo
+
+types: venv ## check types
+	$(BIN)/mypy
+
+docs: venv ## build the documentation in build/docs, warnings are errors
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+
+notebooks: venv ## execute the notebooks
+	$(if $(NOTEBOOKS),$(BIN)/jupyter execute $(NOTEBOOKS))
+
+# Last of the checks, so that the output of `make test` ends with the count of tests.
+unit: venv ## run the tests and the examples in docstrings
+	$(BIN)/pytest
+
+bench: venv ## measure time and memory on a trace of a million events
+	$(BIN)/python benchmarks/run.py
+
+format: venv ## format the sources and apply safe fixes
+	$(BIN)/ruff check --fix-only
+	$(BIN)/ruff format
+
+constraints: ## pin the newest releases of everything, with all extras
+	scripts/pin $(PYTHON) > constraints.new && mv constraints.new constraints.txt
+
+clean: ## remove what was built, .venv too
+	rm -rf $(VENV) build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
