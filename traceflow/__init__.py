@@ -1,0 +1,51 @@
+"""traceflow explains why a training step took as long as it did, and what would shorten it.
+
+    import traceflow as tf
+
+    with tf.record("runs/a") as recorder:
+        for batch in batches:
+            with recorder.step() as step:
+                state = step.ready(train_step(state, batch))
+
+    run = tf.open("runs/a")
+    run.critical_path()
+
+Each public name is loaded when it is first used, so that importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceflow.errors import TraceflowError
+    from traceflow.recording import record
+    from traceflow.run import Run
+    from traceflow.run import open_run as open  # noqa: A004  # the name that users see is tf.open
+    from traceflow.trace.model import Trace
+
+    __version__: str
+
+__all__ = ["Run", "Trace", "TraceflowError", "__version__", "open", "record"]
+
+_HOMES = {
+    "Run": ("traceflow.run", "Run"),
+    "Trace": ("traceflow.trace.model", "Trace"),
+    "TraceflowError": ("traceflow.errors", "TraceflowError"),
+    "open": ("traceflow.run", "open_run"),
+    "record": ("traceflow.recording", "record"),
+}
+
+
+def __getattr__(name: str) -> object:
+    if name == "__version__":
+        return import_module("importlib.metadata").version("traceflow-ml")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, attribute = _HOMES[name]
+    return getattr(import_module(module), attribute)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,32 @@
+"""What every test may use."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from sources import ROOT
+
+# Eight virtual devices on the host, before anything imports JAX.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+
+# A slow machine is no counterexample.
+settings.register_profile("traceflow", deadline=None)
+settings.load_profile("traceflow")
+
+
+@pytest.fixture(scope="session")
+def corpus() -> Callable[[str], Path]:
+    """Find a recorded trace of the corpus beside the checkout; the test is skipped where it is absent."""
+
+    def find(name: str) -> Path:
+        path = ROOT.parent / "shared" / "corpus" / name
+        if not path.exists():
+            pytest.skip(f"no corpus file {name} beside the checkout")
+        return path
+
+    return find
