@@ -19,6 +19,7 @@ Int64: TypeAlias = NDArray[np.int64]
 Int32: TypeAlias = NDArray[np.int32]
 Int8: TypeAlias = NDArray[np.int8]
 Bool: TypeAlias = NDArray[np.bool_]
+Rows: TypeAlias = NDArray[np.integer]
 
 NO_EVENT = -1
 NO_LANE = -1
@@ -73,10 +74,9 @@ CAN_DELAY = frozenset(
         EdgeKind.GRAPH_LAUNCH,
         EdgeKind.HOST_SYNCHRONISATION,
         EdgeKind.HAND_OFF,
-        EdgeKind.SEND_RECEIVE,
     }
 )
-"""Edges that take time of their own: launch latency, return from a call, a thread waking up, a message."""
+"""Edges that take time of their own: launch latency, return from a call, a thread waking up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +102,8 @@ class Slices:
 class Edges:
     """Edges of one kind between vertices, before they are checked against the clock."""
 
-    source: Int32
-    target: Int32
+    source: Rows
+    target: Rows
     kind: EdgeKind
 
     def __len__(self) -> int:
@@ -320,6 +320,35 @@ def window(graph: DependencyGraph, start_ns: int, end_ns: int, *, counted: Bool)
     edges = _inside(graph, renumber, origin, start_ns, end_ns)
     clipped = dependency_graph(part, edges, counted=np.append(counted[rows], False))
     return replace(clipped, start_ns=start_ns, end_ns=end_ns, contradicted=graph.contradicted)
+
+
+def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -> DependencyGraph:
+    """The same graph at other times, such as those of a replay: its path and lags follow them.
+
+    Args:
+        graph: The measured graph.
+        time_ns: New time of each vertex, shape (vertices,).
+        work_ns: New work of each slice, shape (slices,).
+        cut: Edges that no longer bind, shape (edges,).
+    """
+    from traceflow._replay import bindings, by_target
+
+    target = np.repeat(np.arange(graph.vertices, dtype=np.int32), np.diff(graph.offsets))[~cut]
+    offsets, source, kind = by_target(graph.source[~cut], target, graph.kind[~cut], graph.vertices)
+    slices = replace(graph.slices, start_ns=time_ns[0::2].copy(), end_ns=time_ns[1::2].copy())
+    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, offsets, source, kind)
+    return replace(
+        graph,
+        slices=slices,
+        end_ns=int(slices.end_ns[graph.counted].max()),
+        time_ns=time_ns,
+        work_ns=work_ns,
+        offsets=offsets,
+        source=source,
+        kind=kind,
+        binding=binding,
+        lag_ns=lag_ns,
+    )
 
 
 def _inside(graph: DependencyGraph, renumber: Int32, origin: int, start_ns: int, end_ns: int) -> list[Edges]:

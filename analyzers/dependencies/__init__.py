@@ -1,0 +1,76 @@
+"""What had to happen before what: the dependency graph of a trace."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceflow.analyzers.dependencies.device import launch_edges, launched, stream_order, waits_for_copy
+from traceflow.analyzers.dependencies.hlo import data, envelopes, run_starts
+from traceflow.analyzers.dependencies.host import flows, hand_off, program_order
+from traceflow.analyzers.dependencies.nesting import nesting
+from traceflow.analyzers.dependencies.rendezvous import rendezvous
+from traceflow.analyzers.dependencies.slices import cut
+from traceflow.analyzers.dependencies.synchronisation import synchronisation
+from traceflow.analyzers.matching import Matches, match
+from traceflow.graph import DependencyGraph, dependency_graph
+from traceflow.program.module import Programs
+from traceflow.result import Note
+from traceflow.trace.model import ABSENT, Int32, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Dependencies:
+    """The graph of a whole capture, with what else was established while building it."""
+
+    graph: DependencyGraph
+    matches: Matches
+    launch_call: Int32  # the host event that launched each device event, ABSENT where the trace does not tell
+    notes: tuple[Note, ...]
+
+
+def dependencies(trace: Trace, programs: Programs) -> Dependencies:
+    """Build the dependency graph of a trace, with every edge kind that the trace carries.
+
+    Args:
+        trace: The evidence, all ranks on one clock.
+        programs: Compiled modules for the trace's HLO operations; may be empty.
+
+    Complexity: O(n log n) in the number of events.
+    """
+    matches, launch = match(trace), launched(trace)
+    blocking = waits_for_copy(trace, launch)
+    slices = cut(trace, matches, blocking | envelopes(trace, programs))
+    operands = data(trace, programs, slices)
+    synchronised, inferred = synchronisation(trace, launch, slices, blocking)
+    edges = [
+        program_order(trace, slices),
+        hand_off(trace, slices),
+        *flows(trace, slices),
+        *launch_edges(trace, launch, slices),
+        *stream_order(trace, slices),
+        *synchronised,
+        operands,
+        nesting(trace, slices),
+        *run_starts(trace, slices, np.unique(slices.slices.event[operands.target >> 1])),
+        *rendezvous(trace, matches, slices),
+    ]
+    graph = dependency_graph(slices.slices, edges)
+    return Dependencies(graph, matches, launch.call, _notes(trace, graph, inferred, slices.stuck_out))
+
+
+def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) -> tuple[Note, ...]:
+    notes = []
+    denied = {kind: count for kind, count in graph.contradicted.items() if count}
+    if denied:
+        text = ", ".join(f"{count} {kind.label}" for kind, count in denied.items())
+        notes.append(Note("TF304", f"timestamps contradict {text} edges; they were left out"))
+    if inferred:
+        text = f"{inferred} blocking calls have no synchronisation record; what they waited for was inferred from the work that ended last"
+        notes.append(Note("TF303", text, ("/result/segments",)))
+    if stuck_out:
+        notes.append(Note("TF309", f"{stuck_out} host events end after the event they are in; they were cut to it"))
+    if not (trace.lanes.device != ABSENT).any():
+        notes.append(Note("TF306", "the trace holds no device events: only the host is explained", ("/result",)))
+    return tuple(notes)

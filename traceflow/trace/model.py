@@ -22,6 +22,8 @@ Int64: TypeAlias = NDArray[np.int64]
 Int32: TypeAlias = NDArray[np.int32]
 Int8: TypeAlias = NDArray[np.int8]
 Bool: TypeAlias = NDArray[np.bool_]
+Rows: TypeAlias = NDArray[np.integer]
+"""Row numbers, of whatever width they were computed in."""
 
 ABSENT = -1
 

@@ -1,0 +1,129 @@
+"""Hypothetical changes to a dependency graph, and what replay says of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceflow.errors import TraceflowError
+from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, SliceKind
+from traceflow.trace.model import Bool, Int64, Trace
+
+_SELECTORS = {
+    "@compute": (SliceKind.COMPUTE,),
+    "@transfer": (SliceKind.TRANSFER,),
+    "@host": (SliceKind.HOST,),
+    "@copy": (SliceKind.COPY,),
+}
+LAUNCH = "@launch"
+RENDEZVOUS = "@rendezvous"
+_LAUNCHES = (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)
+_SCALABLE = (SliceKind.COMPUTE, SliceKind.TRANSFER, SliceKind.COMMUNICATION, SliceKind.COPY, SliceKind.HOST)
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Multiply the work that a pattern selects (for `@launch`, the launch latencies) by a factor."""
+
+    pattern: str
+    factor: float
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """Take away the work and the lag of what a pattern selects; for `@rendezvous`, nobody waits for anybody."""
+
+    pattern: str
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A graph's work, lags and cut edges under a set of changes, in the arrays that replay takes."""
+
+    work_ns: Int64
+    lag_ns: Int64
+    cut: Bool
+
+
+def apply(
+    trace: Trace, graph: DependencyGraph, changes: Sequence[Scale | Drop], *, ranks: frozenset[int] | None = None
+) -> Hypothesis:
+    """Work, lags and edges with the changes made; waits are never scaled, they follow.
+
+    Args:
+        trace: The evidence behind the graph.
+        graph: The graph of a window.
+        changes: What to change. A pattern is a regular expression on the event's name, or one of `@compute`,
+            `@transfer`, `@host`, `@copy`, `@launch` and, to drop, `@rendezvous`. On a collective it selects the
+            transfer.
+        ranks: Only slices of these ranks; all where None.
+
+    Raises:
+        TraceflowError: TF112 for a pattern or a factor that cannot be used.
+    """
+    work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
+    cut = np.zeros(len(graph.source), bool)
+    mine = _of_ranks(trace, graph, ranks)
+    for change in changes:
+        factor = _factor(change)
+        if change.pattern == RENDEZVOUS:
+            cut |= _rendezvous(graph, mine, change)
+        elif change.pattern == LAUNCH:
+            late = np.isin(graph.kind[graph.binding], _LAUNCHES) & (graph.binding >= 0) & np.repeat(mine, 2)
+            lag_ns[late] = _scaled(lag_ns[late], factor)
+        else:
+            chosen = mine & _selected(trace, graph, change.pattern)
+            work_ns[chosen] = _scaled(work_ns[chosen], factor)
+            if isinstance(change, Drop):
+                lag_ns[np.repeat(chosen, 2)] = 0
+    return Hypothesis(work_ns, lag_ns, cut)
+
+
+def _factor(change: Scale | Drop) -> float:
+    factor = change.factor if isinstance(change, Scale) else 0.0
+    if not 0 <= factor < float("inf"):
+        raise TraceflowError("TF112", f"cannot scale {change.pattern}", f"{factor} is no factor", "give a number >= 0")
+    return factor
+
+
+def _scaled(duration_ns: Int64, factor: float) -> Int64:
+    """Rounded to the nearest ns; 0 and 1 are exact."""
+    if factor == 1:
+        return duration_ns
+    return np.rint(duration_ns * factor).astype(np.int64)
+
+
+def _of_ranks(trace: Trace, graph: DependencyGraph, ranks: frozenset[int] | None) -> Bool:
+    on_lane: Bool = graph.slices.lane != NO_LANE
+    if ranks is None:
+        return on_lane
+    chosen: Bool = on_lane & np.isin(trace.lanes.rank[graph.slices.lane], list(ranks))
+    return chosen
+
+
+def _selected(trace: Trace, graph: DependencyGraph, pattern: str) -> Bool:
+    kind, event = graph.slices.kind, graph.slices.event
+    if pattern.startswith("@"):
+        if pattern not in _SELECTORS:
+            known = ", ".join([*_SELECTORS, LAUNCH, RENDEZVOUS])
+            raise TraceflowError("TF112", f"cannot select {pattern}", "no such selector", f"use one of {known}, or a name")
+        return np.isin(kind, _SELECTORS[pattern])
+    try:
+        expression = re.compile(pattern)
+    except re.error as error:
+        raise TraceflowError("TF112", f"cannot select {pattern!r}", str(error), "give a regular expression") from error
+    named = np.array([expression.search(text) is not None for text in trace.strings] or [False])
+    chosen: Bool = np.isin(kind, _SCALABLE) & (event != NO_EVENT) & named[trace.events.name[event]]
+    return chosen
+
+
+def _rendezvous(graph: DependencyGraph, mine: Bool, change: Scale | Drop) -> Bool:
+    """Rendezvous edges into the transfers of the given slices."""
+    if isinstance(change, Scale):
+        raise TraceflowError("TF112", "cannot scale @rendezvous", "a wait has no duration of its own", "drop it instead")
+    target = np.repeat(np.arange(graph.vertices), np.diff(graph.offsets))
+    cut: Bool = (graph.kind == EdgeKind.RENDEZVOUS) & mine[target >> 1]
+    return cut

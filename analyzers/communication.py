@@ -1,0 +1,443 @@
+"""Communication: busy, exposed and removable time, and every collective split into wait and transfer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
+
+import numpy as np
+
+from traceflow.analyzers.changes import Drop, Scale, apply
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.matching import SENDS, Unmatched
+from traceflow.analyzers.what_if import predict
+from traceflow.analyzers.window import Window, in_window
+from traceflow.graph import DependencyGraph, SliceKind
+from traceflow.intervals import Intervals, union
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.trace.model import ABSENT, Bool, Int64, Kind, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Participant: TypeAlias = tuple[int, int | None]
+"""(rank, device); no device for host work."""
+
+_COMMUNICATES = (SliceKind.TRANSFER, SliceKind.ARRIVED, SliceKind.COMMUNICATION)
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantTime:
+    """Where one participant's window went, in ns.
+
+    busy = |union of communication|; exposed = |communication minus compute|; overlapped = busy - exposed;
+    idle = window - |union of compute, communication and copies|. None where the evidence is absent.
+    """
+
+    participant: Participant
+    compute_ns: int
+    copy_ns: int | None
+    busy_ns: int
+    exposed_ns: int
+    idle_ns: int | None
+    window_ns: int
+
+    @property
+    def overlapped_ns(self) -> int:
+        """Communication hidden behind compute."""
+        return self.busy_ns - self.exposed_ns
+
+    @property
+    def exposed_share(self) -> float | None:
+        """exposed / window."""
+        return self.exposed_ns / self.window_ns if self.window_ns else None
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `per_participant`."""
+        return {
+            **_named(self.participant),
+            "compute_ns": self.compute_ns,
+            "copy_ns": self.copy_ns,
+            "busy_ns": self.busy_ns,
+            "exposed_ns": self.exposed_ns,
+            "overlapped_ns": self.overlapped_ns,
+            "idle_ns": self.idle_ns,
+            "exposed_share": self.exposed_share,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One participant's part in a collective: it arrived, waited for the last, and transferred until the end."""
+
+    participant: Participant
+    payload_bytes: int | None
+    arrival_ns: int
+    wait_ns: int
+    transfer_ns: int
+    end_ns: int
+    exposed_ns: int  # the whole call minus the union of compute on this participant
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of a collective's `participants`."""
+        return {
+            **_named(self.participant),
+            "payload_bytes": self.payload_bytes,
+            "arrival_ns": self.arrival_ns,
+            "wait_ns": self.wait_ns,
+            "transfer_ns": self.transfer_ns,
+            "end_ns": self.end_ns,
+            "exposed_ns": self.exposed_ns,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Collective:
+    """One collective with all its participants."""
+
+    id: str
+    op: str
+    name: str
+    group: str
+    last: Participant  # who arrived last
+    calls: tuple[Call, ...]
+
+    @property
+    def payload_bytes(self) -> int | None:
+        """The largest that one participant puts in."""
+        return max((call.payload_bytes for call in self.calls if call.payload_bytes is not None), default=None)
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `collectives`."""
+        return {
+            "id": self.id,
+            "op": self.op,
+            "name": self.name,
+            "group": self.group,
+            "payload_bytes": self.payload_bytes,
+            "last": {**_named(self.last)},
+            "participants": [call.to_dict() for call in self.calls],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One point-to-point transfer; wait is how long the receiver waited for the send to be posted."""
+
+    id: str
+    source: Participant
+    destination: Participant
+    payload_bytes: int | None
+    posted_ns: int
+    received_ns: int
+    wait_ns: int
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `point_to_point`."""
+        return {
+            "id": self.id,
+            "source": {**_named(self.source)},
+            "destination": {**_named(self.destination)},
+            "payload_bytes": self.payload_bytes,
+            "posted_ns": self.posted_ns,
+            "received_ns": self.received_ns,
+            "wait_ns": self.wait_ns,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class UnmatchedCall:
+    """A communication call that stays whole, and why."""
+
+    participant: Participant
+    name: str
+    start_ns: int
+    duration_ns: int
+    reason: str
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `unmatched`."""
+        return {
+            **_named(self.participant),
+            "name": self.name,
+            "start_ns": self.start_ns,
+            "duration_ns": self.duration_ns,
+            "reason": self.reason,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Communication:
+    """Communication of a window, per participant and per collective; removable time by replay."""
+
+    kind: ClassVar[str] = "communication"
+    window: Window
+    participants: tuple[ParticipantTime, ...]
+    removable_transfer_ns: int | None
+    removable_communication_ns: int | None
+    collectives: tuple[Collective, ...]
+    messages: tuple[Message, ...]
+    unmatched: tuple[UnmatchedCall, ...]
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        return {
+            "window": {**self.window.to_dict()},
+            "per_participant": [p.to_dict() for p in self.participants],
+            "removable": {
+                "transfer_ns": self.removable_transfer_ns,
+                "communication_ns": self.removable_communication_ns,
+            },
+            "collectives": [c.to_dict() for c in self.collectives],
+            "point_to_point": [m.to_dict() for m in self.messages],
+            "unmatched": [u.to_dict() for u in self.unmatched],
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per participant of each collective."""
+        import pandas as pd
+
+        return pd.DataFrame([{"id": c.id, "op": c.op, **call.to_dict()} for c in self.collectives for call in c.calls])
+
+
+def communication(trace: Trace, found: Dependencies, *, step: int | None = None) -> Communication:
+    """How long devices communicated, how much of it was exposed, and how much of it replay can remove.
+
+    busy, exposed and idle are measures of interval unions per participant (`ParticipantTime`). removable is a
+    what-if: the measured end minus the replayed end with every transfer at zero, and with nobody waiting for
+    anybody either. Exposed is not removable: what is exposed may not be on the critical path.
+
+    Args:
+        trace: The evidence.
+        found: Its dependencies.
+        step: Which step; the whole capture where None.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step.
+    """
+    window, graph = in_window(trace, found, step)
+    compute = {who: _intervals(graph, mask) for who, mask in _slices_of(trace, graph, (SliceKind.COMPUTE,)).items()}
+    rows = _rows_inside(trace, window)
+    collectives, messages = _instances(trace, found, rows, compute)
+    unmatched = _unmatched(trace, found, rows)
+    participants = _participants(trace, graph, window, compute)
+    transfer, everything = (None, None) if unmatched else _removable(trace, graph)
+    return Communication(
+        window=window,
+        participants=participants,
+        removable_transfer_ns=transfer,
+        removable_communication_ns=everything,
+        collectives=collectives,
+        messages=messages,
+        unmatched=unmatched,
+        findings=_findings(participants),
+        skipped=_skipped(unmatched, participants),
+        notes=found.notes,
+    )
+
+
+def _participants(
+    trace: Trace, graph: DependencyGraph, window: Window, compute: dict[Participant, Intervals]
+) -> tuple[ParticipantTime, ...]:
+    communicating = _slices_of(trace, graph, _COMMUNICATES)
+    copying = _slices_of(trace, graph, (SliceKind.COPY,))
+    rows = []
+    for who in sorted(compute, key=lambda p: (p[0], -1 if p[1] is None else p[1])):
+        busy, copies = _intervals(graph, communicating[who]), _intervals(graph, copying[who])
+        on_device = who[1] is not None
+        idle = window.duration_ns - (busy | compute[who] | copies).total_ns
+        rows.append(
+            ParticipantTime(
+                who,
+                compute[who].total_ns,
+                copies.total_ns if on_device else None,
+                busy.total_ns,
+                (busy - compute[who]).total_ns,
+                idle if on_device else None,
+                window.duration_ns,
+            )
+        )
+    return tuple(rows)
+
+
+def _slices_of(trace: Trace, graph: DependencyGraph, kinds: Sequence[SliceKind]) -> dict[Participant, Bool]:
+    """Slices of some kinds per participant; on a rank without devices, leaf operations of the host compute."""
+    slices, lanes = graph.slices, trace.lanes
+    on_lane = slices.lane >= 0
+    kind = slices.kind.copy()
+    with_device = set(lanes.rank[lanes.device != ABSENT].tolist())
+    masks: dict[Participant, Bool] = {}
+    for rank, device in sorted({(int(r), int(d)) for r, d in zip(lanes.rank, lanes.device, strict=True)}):
+        if device == ABSENT and rank in with_device:
+            continue
+        here = on_lane & ((lanes.rank == rank) & (lanes.device == device))[slices.lane]
+        if device == ABSENT:
+            kind = np.where(here & (kind == SliceKind.HOST) & _leaves(trace, graph), np.int8(SliceKind.COMPUTE), kind)
+        masks[rank, None if device == ABSENT else device] = here & np.isin(kind, list(kinds))
+    return masks
+
+
+def _leaves(trace: Trace, graph: DependencyGraph) -> Bool:
+    """Slices of events that hold no other event."""
+    e, event = trace.events, graph.slices.event
+    holds = np.zeros(len(e) + 1, bool)
+    holds[:-2] = (e.lane[1:] == e.lane[:-1]) & (e.start_ns[1:] < e.end_ns[:-1])
+    leaf: Bool = ~holds[event]
+    return leaf
+
+
+def _intervals(graph: DependencyGraph, mask: Bool) -> Intervals:
+    return union(graph.slices.start_ns[mask], graph.slices.end_ns[mask])
+
+
+def _rows_inside(trace: Trace, window: Window) -> Int64:
+    """Communication rows that overlap the window, in order of time."""
+    event = trace.communications.event
+    start, end = trace.events.start_ns[event], trace.events.end_ns[event]
+    rows = np.flatnonzero((start < window.end_ns) & (end > window.start_ns))
+    return rows[np.argsort(start[rows], kind="stable")]
+
+
+def _instances(
+    trace: Trace, found: Dependencies, rows: Int64, compute: dict[Participant, Intervals]
+) -> tuple[tuple[Collective, ...], tuple[Message, ...]]:
+    """Matched rows gathered into collectives and messages, in order of their first arrival."""
+    exposed = _exposed(trace, compute)
+    members: dict[int, list[int]] = {}
+    for row in rows.tolist():
+        if (instance := int(found.matches.instance[row])) != ABSENT:
+            members.setdefault(instance, []).append(row)
+    collectives, messages = [], []
+    for instance, own in members.items():
+        if found.matches.point_to_point[own[0]]:
+            messages += [_message(trace, instance, own)] if len(own) == 2 else []
+        else:
+            collectives.append(_collective(trace, found, instance, sorted(own), exposed))
+    return tuple(collectives), tuple(messages)
+
+
+def _collective(trace: Trace, found: Dependencies, instance: int, rows: list[int], exposed: Int64) -> Collective:
+    c, e = trace.communications, trace.events
+    arrivals = [(-int(e.start_ns[c.event[row]]), row) for row in rows]
+    last = min(arrivals)[1]
+    group = trace.groups[c.group[rows[0]]]
+    return Collective(
+        f"c{instance}",
+        trace.strings[c.operation[rows[0]]],
+        trace.strings[e.name[c.event[rows[0]]]],
+        group.name,
+        _participant(trace, last),
+        tuple(_call(trace, found, row, int(exposed[row])) for row in rows),
+    )
+
+
+def _call(trace: Trace, found: Dependencies, row: int, exposed_ns: int) -> Call:
+    c, e = trace.communications, trace.events
+    arrival, end, last = int(e.start_ns[c.event[row]]), int(e.end_ns[c.event[row]]), int(found.matches.last_ns[row])
+    return Call(
+        _participant(trace, row),
+        _known(c.payload_bytes[row]),
+        arrival,
+        min(end, last) - arrival,
+        max(0, end - last),
+        end,
+        exposed_ns,
+    )
+
+
+def _message(trace: Trace, instance: int, rows: list[int]) -> Message:
+    c, e = trace.communications, trace.events
+    send, receive = sorted(rows, key=lambda row: trace.strings[c.operation[row]] not in SENDS)
+    posted, arrived = int(e.start_ns[c.event[send]]), int(e.start_ns[c.event[receive]])
+    return Message(
+        f"p{instance}",
+        _participant(trace, send),
+        _participant(trace, receive),
+        _known(c.payload_bytes[send]),
+        posted,
+        int(e.end_ns[c.event[receive]]),
+        max(0, posted - arrived),
+    )
+
+
+def _exposed(trace: Trace, compute: dict[Participant, Intervals]) -> Int64:
+    """Per communication row, its duration minus what compute of the same participant covers."""
+    event = trace.communications.event
+    start, end = trace.events.start_ns[event], trace.events.end_ns[event]
+    rank, device = trace.lanes.rank[trace.events.lane[event]], trace.lanes.device[trace.events.lane[event]]
+    exposed = end - start
+    for (of_rank, of_device), intervals in compute.items():
+        mine = (rank == of_rank) & (device == (ABSENT if of_device is None else of_device))
+        exposed[mine] -= intervals.covered_ns(start[mine], end[mine])
+    return exposed
+
+
+def _unmatched(trace: Trace, found: Dependencies, rows: Int64) -> tuple[UnmatchedCall, ...]:
+    e, event = trace.events, trace.communications.event
+    return tuple(
+        UnmatchedCall(
+            _participant(trace, row),
+            trace.strings[e.name[event[row]]],
+            int(e.start_ns[event[row]]),
+            int(e.end_ns[event[row]] - e.start_ns[event[row]]),
+            Unmatched(found.matches.why[row]).reason,
+        )
+        for row in rows.tolist()
+        if found.matches.instance[row] == ABSENT
+    )
+
+
+def _removable(trace: Trace, graph: DependencyGraph) -> tuple[int, int]:
+    """What replay saves without transfers, and without transfers and waits."""
+    no_transfer = apply(trace, graph, [Scale("@transfer", 0)])
+    nothing = apply(trace, graph, [Scale("@transfer", 0), Drop("@rendezvous")])
+    measured = graph.end_ns - graph.start_ns
+    return measured - predict(graph, no_transfer)[0], measured - predict(graph, nothing)[0]
+
+
+def _findings(participants: tuple[ParticipantTime, ...]) -> tuple[Finding, ...]:
+    """The participant with the most exposed communication, where that is worth a remark."""
+    worst = max(participants, key=lambda p: p.exposed_ns, default=None)
+    if worst is None or not worst.window_ns or worst.exposed_ns < 0.05 * worst.window_ns:
+        return ()
+    return (
+        Finding(
+            code="TF201",
+            severity=Severity.WARNING,
+            title=f"{worst.exposed_ns / worst.window_ns:.0%} of the window is exposed communication",
+            provenance=Provenance.MEASURED,
+            suggestion="see which collectives wait for a late participant and which transfer; only the removable part shortens the step",
+            cost_ns=worst.exposed_ns,
+            evidence={**_named(worst.participant), "busy_ns": worst.busy_ns, "exposed_ns": worst.exposed_ns},
+        ),
+    )
+
+
+def _skipped(unmatched: tuple[UnmatchedCall, ...], participants: tuple[ParticipantTime, ...]) -> tuple[Skipped, ...]:
+    skipped = []
+    if unmatched:
+        reasons = "; ".join(sorted({call.reason for call in unmatched}))
+        skipped.append(Skipped("/result/removable", f"{len(unmatched)} communication calls are unsplit: {reasons}"))
+    if any(p.idle_ns is None for p in participants):
+        skipped += [
+            Skipped(f"/result/per_participant/*/{key}", "the rank has no device events")
+            for key in ("copy_ns", "idle_ns")
+        ]
+    return tuple(skipped)
+
+
+def _participant(trace: Trace, row: int) -> Participant:
+    lane = trace.events.lane[trace.communications.event[row]]
+    return int(trace.lanes.rank[lane]), _known(trace.lanes.device[lane])
+
+
+def _known(value: int) -> int | None:
+    return None if value == ABSENT else int(value)
+
+
+def _named(participant: Participant) -> dict[str, Json]:
+    return {"rank": participant[0], "device": participant[1]}

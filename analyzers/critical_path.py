@@ -1,0 +1,282 @@
+"""The critical path: the chain of work and lags that ended the window when it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.window import Window, in_window
+from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
+from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_WORK_KIND = {
+    SliceKind.COMPUTE: "compute",
+    SliceKind.TRANSFER: "transfer",
+    SliceKind.COMMUNICATION: "communication",
+    SliceKind.COPY: "copy",
+    SliceKind.HOST: "host",
+}
+KINDS = ("compute", "transfer", "communication", "copy", "launch", "host", "idle")
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The path as columns, in time order; each segment ends where the next begins."""
+
+    start_ns: Int64
+    duration_ns: Int64
+    kind: tuple[str, ...]
+    rank: Int32
+    device: Int32  # ABSENT for host work
+    lane: tuple[str, ...]
+    name: tuple[str, ...]
+    source: tuple[str, ...]
+    edge: tuple[str | None, ...]  # how the segment was reached
+    waiting_for: tuple[tuple[int, int | None] | None, ...]  # participant who ended the wait
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    def to_dicts(self) -> list[Json]:
+        """Rows for the JSON contract."""
+        return [
+            {
+                "start_ns": int(self.start_ns[i]),
+                "duration_ns": int(self.duration_ns[i]),
+                "kind": self.kind[i],
+                "rank": int(self.rank[i]),
+                "device": _device(self.device[i]),
+                "lane": self.lane[i],
+                "name": self.name[i],
+                "source": self.source[i] or None,
+                "edge": self.edge[i],
+                "waiting_for": None if (who := self.waiting_for[i]) is None else {"rank": who[0], "device": who[1]},
+            }
+            for i in range(len(self))
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Slack:
+    """How much later each slice could have ended without delaying the end of the window, as columns."""
+
+    start_ns: Int64
+    slack_ns: Int64  # ABSENT for blocking calls, which have none
+    rank: Int32
+    device: Int32
+    lane: tuple[str, ...]
+    name: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CriticalPath:
+    """Segments that tile the window, the time they sum to by kind and by rank, and the slack of the rest."""
+
+    kind: ClassVar[str] = "critical-path"
+    window: Window
+    segments: Segments
+    slack: Slack | None = None
+    error_ns: int | None = 0
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = field(default=())
+
+    @property
+    def makespan_ns(self) -> int:
+        """Length of the window, which the segments sum to."""
+        return self.window.duration_ns
+
+    @property
+    def by_kind_ns(self) -> dict[str, int]:
+        """Time on the path per kind, in the order of `KINDS`; kinds without time are left out."""
+        kind = np.array(self.segments.kind)
+        sums = {k: int(self.segments.duration_ns[kind == k].sum()) for k in KINDS}
+        return {k: ns for k, ns in sums.items() if ns}
+
+    @property
+    def by_rank_ns(self) -> dict[int, int]:
+        """Time on the path per rank."""
+        ranks = np.unique(self.segments.rank)
+        return {int(r): int(self.segments.duration_ns[self.segments.rank == r].sum()) for r in ranks}
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        result: dict[str, Json] = {
+            "window": {**self.window.to_dict()},
+            "makespan_ns": self.makespan_ns,
+            "segments": self.segments.to_dicts(),
+            "by_kind_ns": {**self.by_kind_ns},
+            "by_rank_ns": {str(rank): ns for rank, ns in self.by_rank_ns.items()},
+            "error_ns": self.error_ns,
+        }
+        if self.slack is not None:
+            result["slack"] = _slack_rows(self.slack)
+        return result
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per segment."""
+        import pandas as pd
+
+        return pd.DataFrame(self.segments.to_dicts())
+
+
+def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None, slack: bool = False) -> CriticalPath:
+    """The critical path of a step, or of the whole capture.
+
+    Walk back from the end of the window, from each vertex to the edge with the latest bound, crossing the lag
+    behind that bound, until the start. Of equal bounds the one on the same lane wins, then the first in order.
+
+    Args:
+        trace: The evidence.
+        found: Its dependencies.
+        step: Which step; the whole capture where None.
+        slack: Also compute the slack of every slice: its latest end with the window's end fixed and all lags
+            kept, minus its end.
+
+    Returns:
+        Segments that tile the window to the nanosecond.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step.
+    """
+    window, graph = in_window(trace, found, step)
+    return CriticalPath(
+        window=window,
+        segments=segments_of(trace, graph),
+        slack=_slack(trace, graph) if slack else None,
+        notes=found.notes,
+    )
+
+
+def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
+    """The path of a graph as segments, those without duration left out."""
+    vertex = graph.path().astype(np.int64)
+    time_ns = graph.time_ns[vertex]
+    previous_ns = np.concatenate(([graph.start_ns], time_ns[:-1]))
+    duration_ns = time_ns - previous_ns
+    worked = _crossed_work(graph, vertex)
+    # A step of the path is a lag, then work: both ends lie between the vertex before and this one.
+    lag_ns = np.where(worked, graph.lag_ns[vertex], duration_ns)
+    parts = [(previous_ns, duration_ns - lag_ns, worked), (previous_ns + duration_ns - lag_ns, lag_ns, ~worked)]
+    start = np.concatenate([parts[0][0], parts[1][0]])
+    length = np.concatenate([parts[0][1], parts[1][1]])
+    at = np.concatenate((np.arange(len(vertex)), np.arange(len(vertex))))
+    is_work = np.concatenate((np.ones(len(vertex), bool), np.zeros(len(vertex), bool)))
+    order = np.lexsort((~is_work, start, at))
+    order = order[length[order] > 0]
+    return _described(trace, graph, vertex[at[order]], is_work[order], start[order], length[order])
+
+
+def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
+    """Whether the binding edge of each vertex carries a slice's work."""
+    binding = graph.binding[vertex]
+    own = (binding >= 0) & (graph.kind[binding] == EdgeKind.SELF)
+    crossed: Bool = own & (graph.work_ns[vertex >> 1] > 0)
+    return crossed
+
+
+def _described(
+    trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool, start_ns: Int64, duration_ns: Int64
+) -> Segments:
+    row = vertex >> 1
+    event, lane = graph.slices.event[row], graph.slices.lane[row]
+    rank, device = trace.lanes.rank[lane], trace.lanes.device[lane]
+    edges = [_reached_by(graph, int(v), bool(w)) for v, w in zip(vertex, work, strict=True)]
+    kinds = [
+        _WORK_KIND[SliceKind(graph.slices.kind[r])] if w else _lag_kind(edge, int(d))
+        for r, w, edge, d in zip(row, work, edges, device, strict=True)
+    ]
+    return Segments(
+        start_ns,
+        duration_ns,
+        tuple(kinds),
+        rank,
+        np.where(np.array(kinds, dtype=object) == "host", ABSENT, device).astype(np.int32),
+        tuple(trace.lanes.name[i] for i in lane),
+        tuple(trace.strings[trace.events.name[i]] if i != NO_EVENT else "" for i in event),
+        ("",) * len(row),
+        tuple(None if edge is None else edge.label for edge in edges),
+        tuple(_ended_by(trace, graph, int(v), bool(w)) for v, w in zip(vertex, work, strict=True)),
+    )
+
+
+def _reached_by(graph: DependencyGraph, vertex: int, work: bool) -> EdgeKind | None:
+    """The edge that leads to a segment: into the slice's start for work, into the vertex for a lag."""
+    into = vertex - 1 if work else vertex
+    binding = graph.binding[into]
+    return None if binding < 0 else EdgeKind(graph.kind[binding])
+
+
+def _lag_kind(edge: EdgeKind | None, device: int) -> str:
+    if edge in (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH):
+        return "launch"
+    return "host" if device == ABSENT else "idle"
+
+
+def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, work: bool) -> tuple[int, int | None] | None:
+    """Who ended the wait before a transfer, or the wait of a blocking call."""
+    kind = graph.slices.kind[vertex >> 1]
+    if work and kind == SliceKind.TRANSFER:
+        return _behind(trace, graph, vertex - 1)
+    if not work and kind == SliceKind.BLOCKED and vertex & 1:
+        binding = graph.binding[vertex]
+        if binding >= 0 and graph.kind[binding] == EdgeKind.HOST_SYNCHRONISATION:
+            return _participant(trace, graph, int(graph.source[binding]))
+    return None
+
+
+def _behind(trace: Trace, graph: DependencyGraph, start: int) -> tuple[int, int | None] | None:
+    """The participant whose arrival bound the start of a transfer, through the join if there is one."""
+    binding = graph.binding[start]
+    while binding >= 0:
+        vertex = int(graph.source[binding])
+        if graph.slices.lane[vertex >> 1] >= 0:
+            return _participant(trace, graph, vertex)
+        binding = graph.binding[vertex]
+    return None
+
+
+def _participant(trace: Trace, graph: DependencyGraph, vertex: int) -> tuple[int, int | None]:
+    lane = graph.slices.lane[vertex >> 1]
+    return int(trace.lanes.rank[lane]), _device(trace.lanes.device[lane])
+
+
+def _slack(trace: Trace, graph: DependencyGraph) -> Slack:
+    """Slack of every slice with work, and of blocking calls, which get ABSENT."""
+    slices = graph.slices
+    rows = np.flatnonzero((slices.event != NO_EVENT) & (slices.kind != SliceKind.ARRIVED))
+    slack_ns = graph.latest_ns()[2 * rows + 1] - slices.end_ns[rows]
+    lane, event = slices.lane[rows], slices.event[rows]
+    return Slack(
+        slices.start_ns[rows],
+        np.where(slices.kind[rows] == SliceKind.BLOCKED, ABSENT, slack_ns),
+        trace.lanes.rank[lane],
+        trace.lanes.device[lane],
+        tuple(trace.lanes.name[i] for i in lane),
+        tuple(trace.strings[trace.events.name[i]] for i in event),
+    )
+
+
+def _slack_rows(slack: Slack) -> list[Json]:
+    return [
+        {
+            "rank": int(slack.rank[i]),
+            "device": _device(slack.device[i]),
+            "lane": slack.lane[i],
+            "name": slack.name[i],
+            "start_ns": int(slack.start_ns[i]),
+            "slack_ns": None if slack.slack_ns[i] == ABSENT else int(slack.slack_ns[i]),
+        }
+        for i in range(len(slack.start_ns))
+    ]
+
+
+def _device(device: int) -> int | None:
+    return None if device == ABSENT else int(device)

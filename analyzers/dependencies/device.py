@@ -1,0 +1,84 @@
+"""Edges of device work: launches, stream order, events between streams, and calls that wait for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceflow.analyzers.dependencies.slices import Cut
+from traceflow.graph import EdgeKind, Edges
+from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Kind, LaneKind, Trace
+
+_BEFORE_THE_TRACE = np.iinfo(np.int64).min
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """How device work came to be: per event, the call that launched it (ABSENT if unknown) and when that began."""
+
+    call: Int32
+    call_ns: Int64
+
+
+def launched(trace: Trace) -> Launched:
+    """Join device work to its launch call by (rank, correlation); of several calls, to the first."""
+    e = trace.events
+    rank, on_host = trace.lanes.rank[e.lane], trace.lanes.device[e.lane] == ABSENT
+    correlated = e.correlation >= 0
+    calls, work = np.flatnonzero(on_host & correlated), np.flatnonzero(~on_host & correlated)
+    call = np.full(len(e), ABSENT, np.int32)
+    if len(calls) and len(work):
+        code = np.unique(e.correlation, return_inverse=True)[1].ravel()
+        key = rank.astype(np.int64) * (int(code.max()) + 1) + code
+        order = calls[np.lexsort((e.start_ns[calls], key[calls]))]
+        at = np.minimum(np.searchsorted(key[order], key[work]), len(order) - 1)
+        found = key[order[at]] == key[work]
+        call[work[found]] = order[at[found]]
+    return Launched(call, np.where(call >= 0, e.start_ns[call], _BEFORE_THE_TRACE))
+
+
+def waits_for_copy(trace: Trace, launch: Launched) -> Bool:
+    """Calls that copy to or from pageable memory: they return only when the copy is done."""
+    pageable = np.array(["ageable" in text for text in trace.strings] or [False])
+    copies = np.flatnonzero((trace.events.kind == Kind.COPY) & pageable[trace.events.name] & (launch.call >= 0))
+    waits = np.zeros(len(trace.events), bool)
+    done = copies[trace.events.end_ns[copies] <= trace.events.end_ns[launch.call[copies]]]
+    waits[launch.call[done]] = True
+    return waits
+
+
+def launch_edges(trace: Trace, launch: Launched, cut: Cut) -> list[Edges]:
+    """The start of a launch call binds the work; of a graph, the first node on each stream."""
+    work = np.flatnonzero(launch.call >= 0)
+    call, lane = launch.call[work], trace.events.lane[work]
+    many = (np.bincount(call, minlength=1) > 1)[call] if len(work) else np.zeros(0, bool)
+    first = np.unique(np.column_stack((call, lane)), axis=0, return_index=True)[1]  # events are in order of start
+    root = np.zeros(len(work), bool)
+    root[first] = True
+    return [
+        Edges(cut.start_of(call[chosen]), cut.start_of(work[chosen]), kind)
+        for chosen, kind in ((~many, EdgeKind.LAUNCH), (many & root, EdgeKind.GRAPH_LAUNCH))
+    ]
+
+
+def stream_order(trace: Trace, cut: Cut) -> list[Edges]:
+    """The end of work on a stream binds the start of the next; where they overlap, start binds start.
+
+    On a device line, whose events nest, consecutive slices are in order; so are the two parts of a collective.
+    """
+    e, s = trace.events, cut.slices
+    on_stream = np.flatnonzero(trace.lanes.kind[e.lane] == LaneKind.STREAM)
+    before, after = on_stream[:-1], on_stream[1:]
+    same = e.lane[before] == e.lane[after]
+    before, after = before[same], after[same]
+    behind = e.end_ns[before] <= e.start_ns[after]
+    on_line = np.append(trace.lanes.kind == LaneKind.LINE, False)[s.lane]
+    following = (s.lane[1:] == s.lane[:-1]) & (on_line[1:] | (s.event[1:] == s.event[:-1]))
+    following &= np.append(trace.lanes.kind != LaneKind.THREAD, False)[s.lane[1:]]
+    left = np.flatnonzero(following)
+    return [
+        Edges(cut.end_of(before[behind]), cut.start_of(after[behind]), EdgeKind.STREAM_ORDER),
+        Edges(cut.start_of(before[~behind]), cut.start_of(after[~behind]), EdgeKind.STREAM_ORDER),
+        Edges(2 * left + 1, 2 * left + 2, EdgeKind.STREAM_ORDER),
+    ]

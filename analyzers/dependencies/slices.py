@@ -1,0 +1,105 @@
+"""Cut the events of a trace into slices: self time on nested lanes, wait and transfer for matched collectives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceflow.analyzers.matching import Matches
+from traceflow.graph import NO_EVENT, NO_LANE, SliceKind, Slices
+from traceflow.trace.model import Bool, Int8, Int32, Int64, Kind, LaneKind, Rows, Trace
+
+_KIND = {
+    Kind.HOST: SliceKind.HOST,
+    Kind.CALL: SliceKind.HOST,
+    Kind.WAIT: SliceKind.BLOCKED,
+    Kind.COMPUTE: SliceKind.COMPUTE,
+    Kind.COPY: SliceKind.COPY,
+    Kind.COMMUNICATION: SliceKind.COMMUNICATION,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Slices, and where to find those of an event."""
+
+    slices: Slices
+    first: Int32  # first slice of each event
+    last: Int32
+    depth: Int32  # nesting of each slice on its lane
+    joins: Int32  # the join slice of each instance of `Matches` that is joined, -1 elsewhere
+    stuck_out: int  # events that were cut because they ended after their parent
+
+    def start_of(self, event: Rows) -> Rows:
+        """Vertex at which each event starts."""
+        return 2 * self.first[event]
+
+    def end_of(self, event: Rows) -> Rows:
+        """Vertex at which each event ends."""
+        return 2 * self.last[event] + 1
+
+
+def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
+    """Slices of every event, in order of lane and time, followed by one join per joined collective.
+
+    Args:
+        trace: The evidence.
+        matches: Which communication calls belong together.
+        blocking: Calls that wait although their name does not say so, shape (events,).
+    """
+    from traceflow.analyzers.dependencies._sweep import self_time
+
+    e = trace.events
+    nests = trace.lanes.kind != LaneKind.STREAM
+    start, end, event, depth, stuck_out = self_time(e.start_ns, e.end_ns, e.lane, nests)
+    kinds = np.array([_KIND[kind] for kind in Kind], np.int8)[e.kind]
+    kinds[blocking] = SliceKind.BLOCKED
+    start, end, event, depth, kind = _split(trace, matches, (start, end, event, depth), kinds)
+    joins, join_ns = _joins(matches)
+    slices = Slices(
+        np.concatenate((start, join_ns)),
+        np.concatenate((end, join_ns)),
+        np.concatenate((e.lane[event], np.full(len(join_ns), NO_LANE, np.int32))),
+        np.concatenate((event, np.full(len(join_ns), NO_EVENT, np.int32))),
+        np.concatenate((kind, np.full(len(join_ns), SliceKind.JOIN, np.int8))),
+    )
+    first, last = np.empty(len(e), np.int32), np.empty(len(e), np.int32)
+    rows = np.arange(len(event), dtype=np.int32)
+    last[event], first[event[::-1]] = rows, rows[::-1]
+    return Cut(slices, first, last, depth, np.where(joins >= 0, joins + len(event), -1).astype(np.int32), int(stuck_out))
+
+
+def _split(
+    trace: Trace, matches: Matches, parts: tuple[Int64, Int64, Int32, Int32], kinds: Int8
+) -> tuple[Int64, Int64, Int32, Int32, Int8]:
+    """Replace the slice of each matched communication by its wait and its transfer."""
+    start, end, event, depth = parts
+    until = np.full(len(trace.events), np.iinfo(np.int64).min)  # when the last participant arrived
+    matched = matches.instance >= 0
+    until[trace.communications.event[matched]] = matches.last_ns[matched]
+    whole = np.bincount(event, minlength=len(until)) == 1
+    divided = (until > np.iinfo(np.int64).min)[event] & whole[event]
+    copies = np.where(divided, 2, 1)
+    row = np.repeat(np.arange(len(event)), copies)
+    second = np.zeros(len(row), bool)
+    second[np.cumsum(copies)[divided] - 1] = True
+    middle = np.clip(until[event[row]], start[row], end[row])
+    kind = kinds[event[row]]
+    kind[divided[row]] = np.where(second[divided[row]], SliceKind.TRANSFER, SliceKind.ARRIVED)
+    return (
+        np.where(second, middle, start[row]),
+        np.where(divided[row] & ~second, middle, end[row]),
+        event[row],
+        depth[row],
+        kind,
+    )
+
+
+def _joins(matches: Matches) -> tuple[Int64, Int64]:
+    """Number of each instance's join (-1 without one) and the time of each join."""
+    count = int(matches.instance.max(initial=-1)) + 1
+    time = np.full(count, np.iinfo(np.int64).min)
+    np.maximum.at(time, matches.instance[matches.joined], matches.last_ns[matches.joined])
+    some = time > np.iinfo(np.int64).min
+    return np.where(some, np.cumsum(some) - 1, -1), time[some]

@@ -1,0 +1,249 @@
+"""Which communication calls of different participants are one collective, and when its last participant came."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+
+import numpy as np
+
+from traceflow.trace.model import ABSENT, Bool, Int8, Int32, Int64, Trace
+
+SENDS = frozenset({"send", "isend", "batch_isend"})
+RECEIVES = frozenset({"recv", "irecv", "recv_any_source"})
+FROM_ROOT = frozenset({"broadcast", "_broadcast_oop", "scatter", "collective-broadcast"})
+TO_ROOT = frozenset({"reduce", "_reduce_oop", "gather"})
+
+
+class Unmatched(IntEnum):
+    """Why a call could not be split into wait and transfer."""
+
+    MATCHED = 0
+    NO_GROUP = 1
+    ABSENT_PARTICIPANTS = 2
+    NO_SEQUENCE = 3
+    AMBIGUOUS = 4
+    NO_ROOT = 5
+    NO_PARTNER = 6
+
+    @property
+    def reason(self) -> str:
+        """A sentence for people."""
+        return _REASONS[self]
+
+
+_REASONS = {
+    Unmatched.MATCHED: "matched",
+    Unmatched.NO_GROUP: "the trace does not say which participants take part in it",
+    Unmatched.ABSENT_PARTICIPANTS: "some of its participants are absent from the capture",
+    Unmatched.NO_SEQUENCE: "it carries no sequence number, and its group's calls do not agree on all participants",
+    Unmatched.AMBIGUOUS: "one participant claims the same call twice",
+    Unmatched.NO_ROOT: "the trace does not say which participant is its root",
+    Unmatched.NO_PARTNER: "the other end of the transfer was not found",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """Per row of `Trace.communications`, and the dependencies between rows.
+
+    Row p of an instance starts its transfer at `last_ns[p]`, the latest arrival among the rows that it needs.
+    """
+
+    instance: Int32  # equal on the rows of one collective or transfer; ABSENT where unmatched
+    why: Int8  # Unmatched
+    point_to_point: Bool
+    last_ns: Int64  # 0 where unmatched
+    last_row: Int32  # the row that arrived last among those it needs
+    joined: Bool  # every row of the instance needs every other: one join stands for all pairs
+    pair_source: Int32  # elsewhere, pairs of rows: target needs source
+    pair_target: Int32
+
+
+def match(trace: Trace) -> Matches:
+    """Match the communication calls of all participants; refuse rather than mis-pair.
+
+    Collectives: equal (group, key, sequence) on every member of the group. Without a sequence number the k-th
+    call of each member is taken, provided that all members made the same calls in the same order.
+    Point-to-point: first in, first out per (group, source, destination), provided that both ends count the same.
+
+    Complexity: O(rows log rows).
+    """
+    c = trace.communications
+    arrival = trace.events.start_ns[c.event]
+    operations = np.array([trace.strings[code] for code in c.operation], dtype=object)
+    p2p = np.isin(operations, list(SENDS | RECEIVES))
+    group, size = _groups(trace)
+    key, why = _instance_keys(trace, group, operations, p2p, arrival)
+    instance = _numbered(key, why == Unmatched.MATCHED)
+    why = _complete(instance, why, np.where(p2p, 2, size), np.where(p2p, np.isin(operations, list(SENDS)), c.member))
+    instance = np.where(why == Unmatched.MATCHED, instance, ABSENT)
+    base = Matches(
+        instance.astype(np.int32),
+        why,
+        p2p,
+        np.zeros(len(arrival), np.int64),
+        np.full(len(arrival), ABSENT, np.int32),
+        (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace) & ~p2p,
+        np.empty(0, np.int32),
+        np.empty(0, np.int32),
+    )
+    return _timed(_paired(trace, base, operations), arrival)
+
+
+def _groups(trace: Trace) -> tuple[Int64, Int64]:
+    """An identifier of each row's group, equal on all ranks, and how many members it has."""
+    known: dict[object, int] = {}
+    identifiers = np.array([known.setdefault((g.name, g.members), len(known)) for g in trace.groups] or [0], np.int64)
+    sizes = np.array([len(g.members) or g.size for g in trace.groups] or [ABSENT], np.int64)
+    row = trace.communications.group
+    return np.where(row < 0, ABSENT, identifiers[row]), np.where(row < 0, ABSENT, sizes[row])
+
+
+def _instance_keys(trace: Trace, group: Int64, operations: Int64, p2p: Bool, arrival: Int64) -> tuple[Int64, Int8]:
+    """Columns whose equality means the same instance, and why some rows have none."""
+    c = trace.communications
+    why = np.where(group < 0, Unmatched.NO_GROUP, Unmatched.MATCHED).astype(np.int8)
+    ends = np.where(p2p, c.source, ABSENT), np.where(p2p, c.destination, ABSENT)
+    channel = np.column_stack((group, c.key, *ends))
+    sender = np.where(p2p, np.isin(operations, list(SENDS)), 0)
+    counted = (p2p | (c.sequence < 0)) & (why == Unmatched.MATCHED)
+    sequence = np.where(counted, _ordinal(np.column_stack((channel, c.member, sender)), arrival), c.sequence)
+    agreed = _agreeing(channel, np.column_stack((c.member, sender)), sequence, operations, p2p, counted)
+    why[counted & ~agreed] = np.where(p2p[counted & ~agreed], Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)
+    return np.column_stack((channel, sequence)), why
+
+
+def _ordinal(columns: Int64, arrival: Int64) -> Int64:
+    """Position of each row, in order of arrival, among the rows with the same columns."""
+    if not len(columns):
+        return np.empty(0, np.int64)
+    which = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
+    order = np.lexsort((arrival, which))
+    first = np.searchsorted(which[order], np.arange(which.max() + 1))
+    ordinal = np.empty(len(columns), np.int64)
+    ordinal[order] = np.arange(len(columns)) - first[which[order]]
+    return ordinal
+
+
+def _agreeing(channel: Int64, member: Int64, sequence: Int64, operations: Int64, p2p: Bool, counted: Bool) -> Bool:
+    """Whether all members of a channel made as many calls, and for collectives the same ones in the same order."""
+    agreed = np.ones(len(sequence), bool)
+    rows = np.flatnonzero(counted)
+    if not len(rows):
+        return agreed
+    which = np.unique(channel[rows], axis=0, return_inverse=True)[1].ravel()
+    for at in range(which.max() + 1):
+        own = rows[which == at]
+        calls: dict[tuple[int, ...], list[object]] = {}
+        for row in own[np.argsort(sequence[own], kind="stable")]:
+            calls.setdefault(tuple(member[row]), []).append(None if p2p[row] else operations[row])
+        agreed[own] = len({tuple(made) for made in calls.values()}) == 1
+    return agreed
+
+
+def _numbered(key: Int64, valid: Bool) -> Int64:
+    instance = np.full(len(key), ABSENT, np.int64)
+    if valid.any():
+        instance[valid] = np.unique(key[valid], axis=0, return_inverse=True)[1].ravel()
+    return instance
+
+
+def _complete(instance: Int64, why: Int8, size: Int64, member: Int64) -> Int8:
+    """Refuse instances whose members are not all present, or not each present once."""
+    rows = np.flatnonzero(instance >= 0)
+    if not len(rows):
+        return why
+    present = np.bincount(instance[rows])
+    distinct = np.unique(np.column_stack((instance[rows], member[rows])), axis=0)[:, 0]
+    once = np.bincount(distinct, minlength=len(present))
+    why[rows[(present != once)[instance[rows]]]] = Unmatched.AMBIGUOUS
+    lacking = rows[(present[instance[rows]] == once[instance[rows]]) & (once[instance[rows]] != size[rows])]
+    why[lacking] = Unmatched.ABSENT_PARTICIPANTS
+    return why
+
+
+def _skips_pairs(trace: Trace) -> Bool:
+    """Rows whose splits leave out some peer, so that not every pair exchanges rows."""
+    codes = np.unique(np.concatenate((trace.communications.in_splits, trace.communications.out_splits)))
+    sparse = [code for code in codes if code >= 0 and 0 in _splits(trace.strings[code])]
+    return np.isin(trace.communications.in_splits, sparse) | np.isin(trace.communications.out_splits, sparse)
+
+
+def _splits(text: str) -> list[int]:
+    """The numbers of a list such as "[4, 0]"; none where it is truncated or empty."""
+    parts = [part.strip() for part in text.strip("[]").split(",")]
+    return [int(part) for part in parts] if all(part.isdigit() for part in parts) else []
+
+
+def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
+    """Pairs of rows for the instances in which not everybody needs everybody."""
+    joined = matches.joined.copy()
+    instances = np.unique(matches.instance[(matches.instance >= 0) & ~joined])
+    why, pairs = matches.why.copy(), []
+    order = np.argsort(matches.instance, kind="stable")
+    low, high = (np.searchsorted(matches.instance[order], instances, side=side) for side in ("left", "right"))
+    for at, first, last in zip(instances, low, high, strict=True):
+        rows = order[first:last]
+        joined[rows] = False  # one sparse row makes the whole instance pairwise
+        needed = _needs(trace, rows, str(operations[rows[0]]), bool(matches.point_to_point[rows[0]]))
+        if needed is None:
+            why[matches.instance == at] = Unmatched.NO_ROOT
+        else:
+            pairs.extend(needed)
+    source, target = np.array(pairs, np.int32).reshape(-1, 2).T
+    unrooted = why == Unmatched.NO_ROOT
+    return replace(
+        matches,
+        why=why,
+        instance=np.where(unrooted, ABSENT, matches.instance).astype(np.int32),
+        joined=joined & ~unrooted,
+        pair_source=source,
+        pair_target=target,
+    )
+
+
+def _needs(trace: Trace, rows: Int64, operation: str, point_to_point: bool) -> list[tuple[int, int]] | None:
+    """Pairs (needed row, row that needs it) of one instance, a row itself left out; None without a root."""
+    c = trace.communications
+    if point_to_point:
+        return [(int(rows[0]), int(rows[1])), (int(rows[1]), int(rows[0]))]
+    if operation in FROM_ROOT | TO_ROOT:
+        root = [int(row) for row in rows if c.member[row] == c.source[row]]
+        others = [int(row) for row in rows if int(row) not in root]
+        if len(root) != 1:
+            return None
+        return [(root[0], row) if operation in FROM_ROOT else (row, root[0]) for row in others]
+    place = {int(member): at for at, member in enumerate(np.sort(c.member[rows]))}
+    sends = {int(row): _splits(trace.strings[c.in_splits[row]]) for row in rows if c.in_splits[row] >= 0}
+    return [
+        (int(one), int(two))
+        for one in rows
+        for two in rows
+        if one != two and (not sends.get(int(one)) or sends[int(one)][place[int(c.member[two])]] > 0)
+    ]
+
+
+def _timed(matches: Matches, arrival: Int64) -> Matches:
+    """The last arrival that each matched row depends on, its own included; of several, the first row."""
+    matched = matches.instance >= 0
+    rows = np.flatnonzero(matches.joined)
+    own = np.flatnonzero(matched)
+    source: list[Int64 | Int32] = [own, matches.pair_source]
+    target: list[Int64 | Int32] = [own, matches.pair_target]
+    last = np.full(len(arrival), np.iinfo(np.int64).min)
+    if len(rows):
+        latest = np.full(matches.instance.max() + 1, np.iinfo(np.int64).min)
+        np.maximum.at(latest, matches.instance[rows], arrival[rows])
+        at_last = rows[arrival[rows] == latest[matches.instance[rows]]]
+        who = np.full(len(latest), ABSENT, np.int64)
+        who[matches.instance[at_last[::-1]]] = at_last[::-1]  # the first row of several wins
+        source.append(who[matches.instance[rows]])
+        target.append(rows)
+    needed, needs = np.concatenate(source).astype(np.int64), np.concatenate(target).astype(np.int64)
+    np.maximum.at(last, needs, arrival[needed])
+    last_row = np.full(len(arrival), ABSENT, np.int32)
+    binding = arrival[needed] == last[needs]
+    order = np.argsort(-needed[binding], kind="stable")
+    last_row[needs[binding][order]] = needed[binding][order]
+    return replace(matches, last_ns=np.where(matched, last, 0), last_row=last_row)

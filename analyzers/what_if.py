@@ -1,0 +1,109 @@
+"""What-if: how long the window would take if some work were faster, slower or gone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from traceflow.analyzers.changes import Drop, Hypothesis, Scale, apply
+from traceflow.analyzers.critical_path import Segments, segments_of
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.window import Window, in_window
+from traceflow.graph import DependencyGraph, rebound
+from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.trace.model import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WhatIf:
+    """Measured and predicted length of a window. `exact` says that no hidden latency can change the prediction."""
+
+    kind: ClassVar[str] = "what-if"
+    window: Window
+    predicted_ns: int
+    exact: bool
+    segments: Segments  # the path as it would be
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    @property
+    def baseline_ns(self) -> int:
+        """Measured length of the window."""
+        return self.window.duration_ns
+
+    @property
+    def saved_ns(self) -> int:
+        """baseline - predicted; negative where the change costs time."""
+        return self.baseline_ns - self.predicted_ns
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        return {
+            "window": {**self.window.to_dict()},
+            "baseline_ns": self.baseline_ns,
+            "predicted_ns": self.predicted_ns,
+            "saved_ns": self.saved_ns,
+            "exact": self.exact,
+            "segments": self.segments.to_dicts(),
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per segment of the predicted path."""
+        import pandas as pd
+
+        return pd.DataFrame(self.segments.to_dicts())
+
+
+def what_if(
+    trace: Trace,
+    found: Dependencies,
+    changes: Sequence[Scale | Drop],
+    *,
+    ranks: frozenset[int] | None = None,
+    step: int | None = None,
+) -> WhatIf:
+    """Replay a window with changed work.
+
+    time(v) = latest bound over the edges into v + lag(v), with the changed work and the measured lags. The
+    prediction is exact where every way to explain the measured lags gives the same end; elsewhere it is a bound,
+    since a latency may have been hidden behind what was made faster.
+
+    Args:
+        trace: The evidence.
+        found: Its dependencies.
+        changes: What to change, applied in order.
+        ranks: Only on these ranks; on all where None.
+        step: Which step; the whole capture where None.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step, TF112 for a pattern that cannot be used.
+    """
+    window, graph = in_window(trace, found, step)
+    supposed = apply(trace, graph, changes, ranks=ranks)
+    predicted, exact = predict(graph, supposed)
+    return WhatIf(
+        window=window,
+        predicted_ns=predicted,
+        exact=exact,
+        segments=segments_of(trace, _as_supposed(graph, supposed)),
+        notes=found.notes,
+    )
+
+
+def predict(graph: DependencyGraph, supposed: Hypothesis) -> tuple[int, bool]:
+    """Predicted length of a window in ns, and whether it is exact."""
+    time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
+    low, high = graph.replay_bounds(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
+    ends = {graph.end_of(times) for times in (time_ns, low, high)}
+    return graph.end_of(time_ns) - graph.start_ns, len(ends) == 1
+
+
+def _as_supposed(graph: DependencyGraph, supposed: Hypothesis) -> DependencyGraph:
+    """The graph with the replayed times, so that its path is the predicted one."""
+    time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
+    return rebound(graph, time_ns, supposed.work_ns, supposed.cut)
