@@ -1,0 +1,48 @@
+"""How the documentation is built. Warnings are errors: see `make docs`."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from traceflow.codes import CODES, Code
+
+if TYPE_CHECKING:
+    from sphinx.application import Sphinx
+
+project = "traceflow"
+copyright = "the traceflow authors"  # noqa: A001  # the name that Sphinx reads
+release = metadata.version("traceflow-ml")
+
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["README.md"]
+myst_enable_extensions = ["deflist"]
+myst_heading_anchors = 3
+
+default_role = "literal"  # docstrings mark code as Markdown does, with single backticks
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True}
+autodoc_typehints_format = "short"
+add_module_names = False
+
+html_theme = "furo"
+html_title = "traceflow"
+html_copy_source = False
+
+
+def code_section(code: Code) -> str:
+    """One code, as a section that `codes.html#tf101` leads to."""
+    return f"({code.code.lower()})=\n### {code.code}: {code.title}\n\n{code.explanation}\n\n*What to do:* {code.remedy}\n\n"
+
+
+def append_codes(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Put the registry into the places that docs/codes.md keeps for it, one per family."""
+    if page == "codes":
+        for family in ("TF1", "TF2", "TF3"):
+            sections = "".join(code_section(code) for code in CODES.values() if code.code.startswith(family))
+            source[0] = source[0].replace(f"<!-- {family} -->", sections)
+
+
+def setup(app: Sphinx) -> None:
+    """Called by Sphinx."""
+    app.connect("source-read", append_codes)
