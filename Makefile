@@ -34,7 +34,7 @@ types: venv ## check types
 	$(BIN)/mypy
 
 docs: venv ## build the documentation in build/docs, warnings are errors
-	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going docs build/docs
+	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs build/docs
 
 notebooks: venv ## execute the notebooks
 	$(if $(NOTEBOOKS),$(BIN)/jupyter execute $(NOTEBOOKS))
