@@ -1,0 +1,164 @@
+"""The collective matmul: exact products, the ring's order, the structure that is compiled, and its recording."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from traceflow.capture import Capture
+from traceflow.collectors.workloads.collective_matmul import (
+    FORMS,
+    Matrix,
+    host_mesh,
+    matrices,
+    place,
+    record_collective_matmul,
+    route,
+)
+from traceflow.errors import TraceflowError
+
+jax = pytest.importorskip("jax", reason="the workload needs JAX")
+
+
+def product(form: str, devices: int, a: Matrix, w: Matrix) -> Matrix:
+    mesh = host_mesh(devices)
+    return np.asarray(FORMS[form](mesh)(*place(mesh, a, w)))
+
+
+def compiled(form: str, devices: int) -> str:
+    mesh = host_mesh(devices)
+    text: str = FORMS[form](mesh).lower(*place(mesh, *matrices((16, 64, 64)))).compile().as_text()  # type: ignore[attr-defined]
+    return text
+
+
+def count(operation: str, hlo: str) -> int:
+    return len(re.findall(rf" {operation}\(", hlo))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+@pytest.mark.parametrize("size", [(2, 8, 8), (5, 16, 24), (33, 64, 40)])
+def test_both_forms_equal_numpy_exactly(form: str, devices: int, size: tuple[int, int, int]) -> None:
+    a, w = matrices(size)
+    result = product(form, devices, a, w)
+    assert result.dtype == np.float32
+    np.testing.assert_array_equal(result, (a.astype(np.int64) @ w.astype(np.int64)).astype(np.float32))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_the_worked_example_on_four_devices(form: str) -> None:
+    a = np.arange(16, dtype=np.float32).reshape(2, 8)
+    w = np.arange(64, dtype=np.float32).reshape(8, 8)
+    result = product(form, 4, a, w)
+    # Row 0 of A is 0..7; column 0 of W is 0, 8, .. 56: 8 * (0 + 1 + 4 + 9 + 16 + 25 + 36 + 49).
+    assert result[0, 0] == 1120
+    np.testing.assert_array_equal(result, a @ w)
+
+
+def test_the_route_sends_to_the_device_before() -> None:
+    assert route(4) == [(0, 3), (1, 0), (2, 1), (3, 2)]
+
+
+def test_device_j_uses_block_j_plus_t_in_round_t() -> None:
+    # Rounding tells the order of a sum: 1e8 swallows a 1 that is added to it, and later cancels.
+    contributions = [1e8, -1e8, 1.0, 1.0]
+    a = np.zeros((1, 8), np.float32)
+    a[0, ::2] = contributions  # one number in each of the four blocks
+    w = np.ones((8, 4), np.float32)
+    expected = [
+        ((1e8 - 1e8) + 1.0) + 1.0,  # device 0: blocks 0 1 2 3
+        0.0,  # device 1: blocks 1 2 3 0: both ones are lost in -1e8
+        0.0,  # device 2: blocks 2 3 0 1: both are lost in 1e8
+        1.0,  # device 3: blocks 3 0 1 2: the first is lost, the last comes after the cancellation
+    ]
+    assert product("ring", 4, a, w).tolist() == [expected]
+
+
+@pytest.mark.parametrize("devices", [4, 8])
+def test_the_ring_compiles_to_one_permute_less_than_multiplications(devices: int) -> None:
+    hlo = compiled("ring", devices)
+    assert count("collective-permute", hlo) == devices - 1
+    assert count("dot", hlo) == devices
+    assert count("all-gather", hlo) == count("all-reduce", hlo) == count("reduce-scatter", hlo) == 0
+
+
+def test_the_gather_compiles_to_one_all_gather_and_one_multiplication() -> None:
+    hlo = compiled("gather", 8)
+    assert count("all-gather", hlo) == 1
+    assert count("dot", hlo) == 1
+    assert count("collective-permute", hlo) == count("all-reduce", hlo) == 0
+
+
+def test_every_stage_can_be_told_from_the_program() -> None:
+    ring = set(re.findall(r'op_name="jit\(ring\)/shard_map/([\w/]+)/\w+"', compiled("ring", 4)))
+    stages = {f"round_{turn}/{stage}" for turn in range(4) for stage in ("select", "multiply")}
+    assert stages | {f"round_{turn}/permute" for turn in range(3)} | {"accumulate"} <= ring
+    assert "round_3/permute" not in ring
+    gather = set(re.findall(r'op_name="jit\(gather\)/(\w+)/\w+"', compiled("gather", 4)))
+    assert gather == {"gather", "multiply"}
+
+
+def test_the_matrices_would_show_a_mix_up() -> None:
+    a, w = matrices((16, 16, 16))
+    assert not np.array_equal(a, w)
+    assert not np.array_equal(a, a.T)
+    assert not np.array_equal(w, w.T)
+    assert len({column.tobytes() for column in a.T}) == 16
+    assert len({row.tobytes() for row in w}) == 16
+    assert {a.dtype, w.dtype} == {np.dtype(np.float32)}
+    np.testing.assert_array_equal(a, np.rint(a))
+
+
+def test_more_devices_than_jax_has_are_refused() -> None:
+    with pytest.raises(TraceflowError, match=r"TF115.*fresh process"):
+        host_mesh(len(jax.devices("cpu")) + 1)
+
+
+def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
+    module = "traceflow.collectors.workloads.collective_matmul"
+    output = tmp_path / "runs"
+    arguments = ["--output", str(output), "--devices", "4", "--size", "16", "64", "64", "--steps", "3"]
+    command = [sys.executable, "-W", "error", "-m", module, *arguments]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX")}
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.splitlines() == [str(output / "gather"), str(output / "ring")]
+    assert done.stderr == ""
+    for form in FORMS:
+        manifest = Capture.open(output / form).manifest
+        assert manifest is not None
+        assert manifest.complete
+        assert manifest.devices is not None
+        assert manifest.devices.local_count == 4
+        assert [step.step for step in manifest.steps] == [2, 3, 4]
+        assert sum(step.compilations for step in manifest.steps) == 0
+        assert sum(step.compilations for step in manifest.warmup) > 0
+        assert all(step.fetched_ns is not None for step in manifest.steps)
+
+
+def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:
+    record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
+    with pytest.raises(TraceflowError, match="TF110"):
+        record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
+    assert record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=2, force=True) == tmp_path
+    for form in FORMS:
+        manifest = Capture.open(tmp_path / form).manifest
+        assert manifest is not None
+        assert len(manifest.steps) == 2
+
+
+def test_a_wrong_product_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(_: Any) -> Any:
+        return lambda a, w: jax.numpy.zeros((a.shape[0], w.shape[1]))
+
+    monkeypatch.setitem(FORMS, "ring", wrong)
+    with pytest.raises(TraceflowError, match=r"TF115.*differs"):
+        record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
+    assert (tmp_path / "gather").is_dir()
+    assert not (tmp_path / "ring").exists()
