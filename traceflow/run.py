@@ -1,0 +1,102 @@
+"""A capture opened for questions: what scripts, notebooks and the command line work with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.changes import Drop, Scale
+    from traceflow.analyzers.communication import Communication
+    from traceflow.analyzers.critical_path import CriticalPath
+    from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.summary import Summary
+    from traceflow.analyzers.what_if import WhatIf
+    from traceflow.evidence import Evidence
+    from traceflow.program.module import Programs
+    from traceflow.trace.model import Trace
+
+
+@dataclass(frozen=True)
+class Run:
+    """Evidence of one run, and the questions that can be asked of it. Dependencies are found once, when needed.
+
+    Example:
+        >>> import traceflow as tf
+        >>> run = tf.open("runs/a")                      # doctest: +SKIP
+        >>> run.critical_path(step=3).by_kind_ns         # doctest: +SKIP
+    """
+
+    evidence: Evidence
+    inputs: tuple[str, ...]
+
+    @property
+    def trace(self) -> Trace:
+        """What the devices and the host did."""
+        return self.evidence.trace
+
+    @property
+    def programs(self) -> Programs:
+        """What the compiler arranged, by program key."""
+        return self.evidence.programs
+
+    @cached_property
+    def dependencies(self) -> Dependencies:
+        """The dependency graph of the whole capture."""
+        from traceflow.analyzers.dependencies import dependencies
+
+        return dependencies(self.trace, self.programs)
+
+    def summary(self) -> Summary:
+        """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
+        from traceflow.analyzers.summary import summary
+
+        return summary(self.trace, self.dependencies)
+
+    def critical_path(self, *, step: int | None = None, slack: bool = False) -> CriticalPath:
+        """The critical path; see :func:`traceflow.analyzers.critical_path.critical_path`."""
+        from traceflow.analyzers.critical_path import critical_path
+
+        return critical_path(self.trace, self.dependencies, step=step, slack=slack)
+
+    def communication(self, *, step: int | None = None) -> Communication:
+        """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
+        from traceflow.analyzers.communication import communication
+
+        return communication(self.trace, self.dependencies, step=step)
+
+    def what_if(
+        self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None
+    ) -> WhatIf:
+        """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""
+        from traceflow.analyzers.what_if import what_if
+
+        chosen = None if ranks is None else frozenset(ranks)
+        return what_if(self.trace, self.dependencies, changes, ranks=chosen, step=step)
+
+    def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
+        """Write one offline HTML file that explains the run, and return its path.
+
+        Raises:
+            TraceflowError: TF110 when the file exists and `force` is not set.
+        """
+        from traceflow.report.html import write_report
+
+        return write_report(self, Path(path), step=step, force=force)
+
+
+def open_run(source: str | Path) -> Run:
+    """Open a capture, a folder of traces, one trace file, or a glob; formats are told apart by content.
+
+    Args:
+        source: What to read.
+
+    Raises:
+        TraceflowError: TF101 to TF108 where it cannot be read.
+    """
+    from traceflow.evidence import read
+
+    return Run(read(source), (str(source),))
