@@ -224,7 +224,7 @@ def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, work: bool) -> 
     """Who ended the wait before a transfer, or the wait of a blocking call."""
     kind = graph.slices.kind[vertex >> 1]
     if work and kind == SliceKind.TRANSFER:
-        return _behind(trace, graph, vertex - 1)
+        return _behind(trace, graph, vertex - 2)  # the end of the wait, in the slice before
     if not work and kind == SliceKind.BLOCKED and vertex & 1:
         binding = graph.binding[vertex]
         if binding >= 0 and graph.kind[binding] == EdgeKind.HOST_SYNCHRONISATION:
@@ -232,9 +232,9 @@ def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, work: bool) -> 
     return None
 
 
-def _behind(trace: Trace, graph: DependencyGraph, start: int) -> tuple[int, int | None] | None:
-    """The participant whose arrival bound the start of a transfer, through the join if there is one."""
-    binding = graph.binding[start]
+def _behind(trace: Trace, graph: DependencyGraph, waited: int) -> tuple[int, int | None] | None:
+    """The participant whose arrival ended a wait, through the join if there is one."""
+    binding = graph.binding[waited]
     while binding >= 0:
         vertex = int(graph.source[binding])
         if graph.slices.lane[vertex >> 1] >= 0:

@@ -12,6 +12,7 @@ Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
 SELF = 0
+RENDEZVOUS = 9
 
 
 @njit(cache=True)
@@ -69,23 +70,24 @@ def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
 def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8) -> tuple[Int64, Int64]:
     """The edge with the latest bound on each vertex (-1 without edges), and the lag behind that bound.
 
-    Ties: an edge from the same lane first, then the smallest source.
+    Ties: a rendezvous first, since of equal arrivals all participants name the same one as the last; then an
+    edge from the same lane; then the smallest source.
     """
     vertices = len(offsets) - 1
     binding, lag = np.full(vertices, -1, np.int64), np.zeros(vertices, np.int64)
     for v in range(vertices):
-        best = np.int64(0)
+        best, rank = np.int64(0), 0
         for e in range(offsets[v], offsets[v + 1]):
             u = source[e]
             bound = time[u] + (work[v >> 1] if kind[e] == SELF else 0)
-            b = binding[v]
-            if b >= 0 and bound == best:
-                same, same_best = lane[u >> 1] == lane[v >> 1], lane[source[b] >> 1] == lane[v >> 1]
-                better = (same and not same_best) or (same == same_best and u < source[b])
+            own = 0 if kind[e] == RENDEZVOUS else 1 if lane[u >> 1] == lane[v >> 1] else 2
+            tie = binding[v] >= 0 and bound == best
+            if tie:
+                better = own < rank or (own == rank and u < source[binding[v]])
             else:
-                better = b < 0 or bound > best
+                better = binding[v] < 0 or bound > best
             if better:
-                binding[v], best = e, bound
+                binding[v], best, rank = e, bound, own
         if binding[v] >= 0:
             lag[v] = time[v] - best
     return binding, lag

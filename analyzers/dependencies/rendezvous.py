@@ -11,14 +11,14 @@ from traceflow.trace.model import Trace
 
 
 def rendezvous(trace: Trace, matches: Matches, cut: Cut) -> list[Edges]:
-    """The arrival of each participant that p depends on binds the start of the transfer at p.
+    """The arrival of each participant that p depends on binds the end of the wait at p, where its transfer starts.
 
     Where everybody depends on everybody, the arrivals meet in one join, so that n participants take 2 n
     edges instead of n^2. The receive depends on its send by an edge of its own kind.
     """
     event = trace.communications.event
     split = cut.slices.kind[cut.last[event]] == SliceKind.TRANSFER
-    arrival, transfer = 2 * cut.first[event], 2 * cut.last[event]
+    arrival, waited = 2 * cut.first[event], 2 * cut.first[event] + 1
     joined = np.flatnonzero(matches.joined & split)
     join = cut.joins[matches.instance[joined]]
     keep = split[matches.pair_source] & split[matches.pair_target]
@@ -26,9 +26,9 @@ def rendezvous(trace: Trace, matches: Matches, cut: Cut) -> list[Edges]:
     received = matches.point_to_point[source] & _sends(trace)[source]
     return [
         Edges(arrival[joined], 2 * join, EdgeKind.RENDEZVOUS),
-        Edges(2 * join + 1, transfer[joined], EdgeKind.RENDEZVOUS),
-        Edges(arrival[source[~received]], transfer[target[~received]], EdgeKind.RENDEZVOUS),
-        Edges(arrival[source[received]], transfer[target[received]], EdgeKind.SEND_RECEIVE),
+        Edges(2 * join + 1, waited[joined], EdgeKind.RENDEZVOUS),
+        Edges(arrival[source[~received]], waited[target[~received]], EdgeKind.RENDEZVOUS),
+        Edges(arrival[source[received]], waited[target[received]], EdgeKind.SEND_RECEIVE),
     ]
 
 
