@@ -12,6 +12,7 @@ from sources import PACKAGE_FILES, ROOT
 from traceflow.codes import _ALL, CODES, Code
 
 LITERAL = re.compile(r"TF\d{3}")
+CODES_PAGE = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
 
 
 def codes_in(text: str) -> set[str]:
@@ -36,8 +37,9 @@ def test_no_code_is_listed_twice_and_all_are_in_order() -> None:
 
 
 @pytest.mark.parametrize("entry", _ALL, ids=lambda entry: entry.code)
-def test_an_entry_is_complete_and_in_sentences(entry: Code) -> None:
+def test_an_entry_is_complete_and_has_its_place_in_the_documentation(entry: Code) -> None:
     assert LITERAL.fullmatch(entry.code)
+    assert f"<!-- {entry.code[:3]} -->" in CODES_PAGE
     assert entry.title
     assert not entry.title.endswith(".")
     assert entry.explanation.endswith(".")
