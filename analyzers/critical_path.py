@@ -11,19 +11,16 @@ from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Skipped
-from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Trace
+from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Rows, Text, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORK_KIND = {
-    SliceKind.COMPUTE: "compute",
-    SliceKind.TRANSFER: "transfer",
-    SliceKind.COMMUNICATION: "communication",
-    SliceKind.COPY: "copy",
-    SliceKind.HOST: "host",
-}
-KINDS = ("compute", "transfer", "communication", "copy", "launch", "host", "idle")
+KINDS = ("compute", "transfer", "communication", "copy", "host", "launch", "idle")
+"""Kinds of segments; the first five are those of the slices that work, in the order of `SliceKind`."""
+
+_HOST, _LAUNCH, _IDLE = (KINDS.index(kind) for kind in ("host", "launch", "idle"))
+_LABELS = np.array([*(edge.label for edge in EdgeKind), None], object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,14 +29,14 @@ class Segments:
 
     start_ns: Int64
     duration_ns: Int64
-    kind: tuple[str, ...]
+    kind: Text  # of KINDS
     rank: Int32
     device: Int32  # ABSENT for host work
-    lane: tuple[str, ...]
-    name: tuple[str, ...]
-    source: tuple[str, ...]
-    edge: tuple[str | None, ...]  # how the segment was reached
-    waiting_for: tuple[tuple[int, int | None] | None, ...]  # participant who ended the wait
+    lane: Text
+    name: Text
+    source: Text  # where the work was written, None where unknown
+    edge: Text  # how the segment was reached, None for the first
+    waiting_for: Text  # participant who ended the wait, as (rank, device or None); None where nobody did
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -55,7 +52,7 @@ class Segments:
                 "device": _device(self.device[i]),
                 "lane": self.lane[i],
                 "name": self.name[i],
-                "source": self.source[i] or None,
+                "source": self.source[i],
                 "edge": self.edge[i],
                 "waiting_for": None if (who := self.waiting_for[i]) is None else {"rank": who[0], "device": who[1]},
             }
@@ -71,8 +68,8 @@ class Slack:
     slack_ns: Int64  # ABSENT for blocking calls, which have none
     rank: Int32
     device: Int32
-    lane: tuple[str, ...]
-    name: tuple[str, ...]
+    lane: Text
+    name: Text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,8 +93,7 @@ class CriticalPath:
     @property
     def by_kind_ns(self) -> dict[str, int]:
         """Time on the path per kind, in the order of `KINDS`; kinds without time are left out."""
-        kind = np.array(self.segments.kind)
-        sums = {k: int(self.segments.duration_ns[kind == k].sum()) for k in KINDS}
+        sums = {k: int(self.segments.duration_ns[self.segments.kind == k].sum()) for k in KINDS}
         return {k: ns for k, ns in sums.items() if ns}
 
     @property
@@ -187,45 +183,43 @@ def _described(
 ) -> Segments:
     row = vertex >> 1
     event, lane = graph.slices.event[row], graph.slices.lane[row]
-    rank, device = trace.lanes.rank[lane], trace.lanes.device[lane]
-    edges = [_reached_by(graph, int(v), bool(w)) for v, w in zip(vertex, work, strict=True)]
-    kinds = [
-        _WORK_KIND[SliceKind(graph.slices.kind[r])] if w else _lag_kind(edge, int(d))
-        for r, w, edge, d in zip(row, work, edges, device, strict=True)
-    ]
+    device = trace.lanes.device[lane]
+    edge = _reached_by(graph, vertex, work)
+    lag = np.where(np.isin(edge, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, np.where(device == ABSENT, _HOST, _IDLE))
+    kind = np.where(work, graph.slices.kind[row], lag)
     return Segments(
         start_ns,
         duration_ns,
-        tuple(kinds),
-        rank,
-        np.where(np.array(kinds, dtype=object) == "host", ABSENT, device).astype(np.int32),
-        tuple(trace.lanes.name[i] for i in lane),
-        tuple(trace.strings[trace.events.name[i]] if i != NO_EVENT else "" for i in event),
-        ("",) * len(row),
-        tuple(None if edge is None else edge.label for edge in edges),
-        tuple(_ended_by(trace, graph, int(v), bool(w)) for v, w in zip(vertex, work, strict=True)),
+        np.array(KINDS, object)[kind],
+        trace.lanes.rank[lane],
+        np.where(kind == _HOST, ABSENT, device).astype(np.int32),
+        np.array(trace.lanes.name, object)[lane],
+        np.array(trace.strings, object)[trace.events.name[event]],
+        np.full(len(row), None, object),
+        _LABELS[edge],
+        _waiting_for(trace, graph, vertex, work),
     )
 
 
-def _reached_by(graph: DependencyGraph, vertex: int, work: bool) -> EdgeKind | None:
-    """The edge that leads to a segment: into the slice's start for work, into the vertex for a lag."""
-    into = vertex - 1 if work else vertex
-    binding = graph.binding[into]
-    return None if binding < 0 else EdgeKind(graph.kind[binding])
+def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool) -> Rows:
+    """The edge that leads to a segment: into the slice's start for work, into the vertex for a lag; -1 for none."""
+    binding = graph.binding[np.where(work, vertex - 1, vertex)]
+    return np.where(binding < 0, -1, graph.kind[binding])
 
 
-def _lag_kind(edge: EdgeKind | None, device: int) -> str:
-    if edge in (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH):
-        return "launch"
-    return "host" if device == ABSENT else "idle"
+def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool) -> Text:
+    """Who ended the wait before a transfer, or the wait of a blocking call."""
+    kind = graph.slices.kind[vertex >> 1]
+    who = np.full(len(vertex), None, object)
+    for i in np.flatnonzero((work & (kind == SliceKind.TRANSFER)) | (~work & (kind == SliceKind.BLOCKED))):
+        who[i] = _ended_by(trace, graph, int(vertex[i]), bool(work[i]))
+    return who
 
 
 def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, work: bool) -> tuple[int, int | None] | None:
-    """Who ended the wait before a transfer, or the wait of a blocking call."""
-    kind = graph.slices.kind[vertex >> 1]
-    if work and kind == SliceKind.TRANSFER:
+    if work:
         return _behind(trace, graph, vertex - 2)  # the end of the wait, in the slice before
-    if not work and kind == SliceKind.BLOCKED and vertex & 1:
+    if vertex & 1:
         binding = graph.binding[vertex]
         if binding >= 0 and graph.kind[binding] == EdgeKind.HOST_SYNCHRONISATION:
             return _participant(trace, graph, int(graph.source[binding]))
@@ -259,8 +253,8 @@ def _slack(trace: Trace, graph: DependencyGraph) -> Slack:
         np.where(slices.kind[rows] == SliceKind.BLOCKED, ABSENT, slack_ns),
         trace.lanes.rank[lane],
         trace.lanes.device[lane],
-        tuple(trace.lanes.name[i] for i in lane),
-        tuple(trace.strings[trace.events.name[i]] for i in event),
+        np.array(trace.lanes.name, object)[lane],
+        np.array(trace.strings, object)[trace.events.name[event]],
     )
 
 

@@ -24,6 +24,8 @@ Int8: TypeAlias = NDArray[np.int8]
 Bool: TypeAlias = NDArray[np.bool_]
 Rows: TypeAlias = NDArray[np.integer]
 """Row numbers, of whatever width they were computed in."""
+Text: TypeAlias = NDArray[np.object_]
+"""A column of strings (or of small tuples), None where there is nothing to say."""
 
 ABSENT = -1
 
