@@ -154,12 +154,13 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
 def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
     """The path of a graph as segments, those without duration left out."""
     vertex = graph.path().astype(np.int64)
-    time_ns = graph.time_ns[vertex]
+    # Within the clock's resolution a vertex may come before the one that binds it; the path never goes back.
+    time_ns = np.minimum.accumulate(graph.time_ns[vertex][::-1])[::-1]
     previous_ns = np.concatenate(([graph.start_ns], time_ns[:-1]))
     duration_ns = time_ns - previous_ns
     worked = _crossed_work(graph, vertex)
     # A step of the path is a lag, then work: both ends lie between the vertex before and this one.
-    lag_ns = np.where(worked, graph.lag_ns[vertex], duration_ns)
+    lag_ns = np.where(worked, np.minimum(graph.lag_ns[vertex], duration_ns), duration_ns)
     parts = [(previous_ns, duration_ns - lag_ns, worked), (previous_ns + duration_ns - lag_ns, lag_ns, ~worked)]
     start = np.concatenate([parts[0][0], parts[1][0]])
     length = np.concatenate([parts[0][1], parts[1][1]])

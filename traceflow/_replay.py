@@ -16,7 +16,9 @@ RENDEZVOUS = 9
 
 
 @njit(cache=True)
-def by_target(source: Int32, target: Int32, kind: Int8, vertices: int) -> tuple[Int64, Int32, Int8]:
+def by_target(
+    source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int
+) -> tuple[Int64, Int32, Int8, Int32]:
     """Group edges by the vertex they lead to (counting sort, stable)."""
     offsets = np.zeros(vertices + 1, np.int64)
     for e in range(len(target)):
@@ -25,11 +27,12 @@ def by_target(source: Int32, target: Int32, kind: Int8, vertices: int) -> tuple[
         offsets[v + 1] += offsets[v]
     place = offsets[:-1].copy()
     sources, kinds = np.empty(len(source), np.int32), np.empty(len(source), np.int8)
+    advances = np.empty(len(source), np.int32)
     for e in range(len(target)):
         at = place[target[e]]
-        sources[at], kinds[at] = source[e], kind[e]
+        sources[at], kinds[at], advances[at] = source[e], kind[e], advance[e]
         place[target[e]] += 1
-    return offsets, sources, kinds
+    return offsets, sources, kinds, advances
 
 
 @njit(cache=True)
@@ -67,7 +70,7 @@ def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
 
 
 @njit(cache=True)
-def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8) -> tuple[Int64, Int64]:
+def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8, advance: Int32) -> tuple[Int64, Int64]:
     """The edge with the latest bound on each vertex (-1 without edges), and the lag behind that bound.
 
     Ties: a rendezvous first, since of equal arrivals all participants name the same one as the last; then an
@@ -79,7 +82,7 @@ def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int3
         best, rank = np.int64(0), 0
         for e in range(offsets[v], offsets[v + 1]):
             u = source[e]
-            bound = time[u] + (work[v >> 1] if kind[e] == SELF else 0)
+            bound = time[u] - advance[e] + (work[v >> 1] if kind[e] == SELF else 0)
             own = 0 if kind[e] == RENDEZVOUS else 1 if lane[u >> 1] == lane[v >> 1] else 2
             tie = binding[v] >= 0 and bound == best
             if tie:
@@ -95,7 +98,7 @@ def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int3
 
 @njit(cache=True)
 def replay(
-    measured: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, cut: Bool
+    measured: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32, cut: Bool
 ) -> Int64:
     """Time of each vertex: its latest bound plus its lag; the measured time where nothing binds it."""
     time = measured.copy()
@@ -104,7 +107,7 @@ def replay(
         for e in range(offsets[v], offsets[v + 1]):
             if cut[e]:
                 continue
-            candidate = time[source[e]] + (work[v >> 1] if kind[e] == SELF else 0)
+            candidate = time[source[e]] - advance[e] + (work[v >> 1] if kind[e] == SELF else 0)
             if not bound_by or candidate > bound:
                 bound, bound_by = candidate, True
         if bound_by:
@@ -113,13 +116,15 @@ def replay(
 
 
 @njit(cache=True)
-def latest(time: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, end: int) -> Int64:
+def latest(
+    time: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32, end: int
+) -> Int64:
     """The latest time of each vertex that still lets everything end at `end`, lags kept."""
     late = np.full(len(time), end, np.int64)
     for i in range(len(order) - 1, -1, -1):
         v = order[i]
         for e in range(offsets[v], offsets[v + 1]):
-            allowed = late[v] - lag[v] - (work[v >> 1] if kind[e] == SELF else 0)
+            allowed = late[v] - lag[v] + advance[e] - (work[v >> 1] if kind[e] == SELF else 0)
             if allowed < late[source[e]]:
                 late[source[e]] = allowed
     return late
@@ -137,6 +142,7 @@ def replay_bounds(
     offsets: Int64,
     source: Int32,
     kind: Int8,
+    advance: Int32,
     cut: Bool,
     can_delay: Bool,
 ) -> tuple[Int64, Int64]:
@@ -154,8 +160,8 @@ def replay_bounds(
             if cut[e]:
                 continue
             u = source[e]
-            before = measured[u] + (old_work[v >> 1] if kind[e] == SELF else 0)
-            after = work[v >> 1] if kind[e] == SELF else np.int64(0)
+            before = measured[u] - advance[e] + (old_work[v >> 1] if kind[e] == SELF else 0)
+            after = (work[v >> 1] if kind[e] == SELF else np.int64(0)) - advance[e]
             bound_low, bound_high = low[u] + after, high[u] + after
             floor_low = bound_low if not some else max(floor_low, bound_low)
             floor_high = bound_high if not some else max(floor_high, bound_high)

@@ -123,6 +123,7 @@ class DependencyGraph:
     offsets: Int64
     source: Int32
     kind: Int8
+    advance_ns: Int32  # how much before its source an edge's target may come: the clock's resolution at most
     order: Int32  # a topological order of the vertices
     binding: Int64  # the edge with the latest bound on each vertex, -1 without edges
     lag_ns: Int64
@@ -162,6 +163,7 @@ class DependencyGraph:
             self.offsets,
             self.source,
             self.kind,
+            self.advance_ns,
             np.zeros(len(self.source), bool) if cut is None else cut,
         )
         return times
@@ -186,6 +188,7 @@ class DependencyGraph:
             self.offsets,
             self.source,
             self.kind,
+            self.advance_ns,
             cut,
             can_delay,
         )
@@ -200,7 +203,7 @@ class DependencyGraph:
         from traceflow._replay import latest
 
         late: Int64 = latest(
-            self.time_ns, self.order, self.work_ns, self.lag_ns, self.offsets, self.source, self.kind, self.end_ns
+            self.time_ns, self.order, self.work_ns, self.lag_ns, self.offsets, self.source, self.kind, self.advance_ns, self.end_ns
         )
         return late
 
@@ -212,26 +215,34 @@ class DependencyGraph:
         return back[::-1]
 
 
-def dependency_graph(slices: Slices, edges: Sequence[Edges], *, counted: Bool | None = None) -> DependencyGraph:
+def dependency_graph(
+    slices: Slices, edges: Sequence[Edges], *, counted: Bool | None = None, resolution_ns: int = 0
+) -> DependencyGraph:
     """Assemble a graph; edges that the timestamps contradict, or that close a cycle, are left out and counted.
 
     Args:
         slices: The vertices.
         edges: Every edge between different slices; the edges inside slices are added here.
         counted: Slices that can end the window; all that belong to a lane where None.
+        resolution_ns: A target that comes before its source by no more than this is rounding, no contradiction:
+            the edge binds, less the difference.
 
     Complexity: O(slices + edges).
     """
     time_ns = np.column_stack((slices.start_ns, slices.end_ns)).ravel()
     source, target, kind = _with_own(slices, edges)
-    late = time_ns[source] > time_ns[target]
-    order, offsets, source, kind, closing = _ordered(source[~late], target[~late], kind[~late], len(time_ns))
-    contradicted = np.bincount(np.concatenate((_kinds(edges, late), closing)), minlength=len(EdgeKind))
+    early_ns = time_ns[source] - time_ns[target]
+    late = early_ns > resolution_ns
+    contradicted = np.bincount(kind[late], minlength=len(EdgeKind))
+    arrays = source, target, kind, np.maximum(early_ns, 0).astype(np.int32)
+    if late.any():
+        arrays = source[~late], target[~late], kind[~late], arrays[3][~late]
+    csr, order, closing = _ordered(*arrays, len(time_ns))
+    contradicted += np.bincount(closing, minlength=len(EdgeKind))
     if counted is None:
         counted = slices.lane != NO_LANE
-    return _bound(
-        slices, counted, time_ns, offsets, source, kind, order, {k: int(n) for k, n in zip(EdgeKind, contradicted, strict=True) if n}
-    )
+    denied = {edge: int(n) for edge, n in zip(EdgeKind, contradicted, strict=True) if n}
+    return _bound(slices, counted, time_ns, csr, order, denied)
 
 
 def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int8]:
@@ -242,38 +253,30 @@ def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int
     return source, target, np.concatenate(kinds)
 
 
-def _kinds(edges: Sequence[Edges], late: Bool) -> Int8:
-    """Kinds of the edges marked late; the slices' own edges, which stand first, never are."""
-    kinds = np.concatenate([np.full(len(e), e.kind, np.int8) for e in edges] or [np.empty(0, np.int8)])
-    return kinds[late[len(late) - len(kinds) :]]
+_Csr: TypeAlias = tuple[Int64, Int32, Int8, Int32]
+"""Offsets, sources, kinds and advances of the edges, by target."""
 
 
-def _ordered(source: Int32, target: Int32, kind: Int8, vertices: int) -> tuple[Int32, Int64, Int32, Int8, Int8]:
+def _ordered(source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int) -> tuple[_Csr, Int32, Int8]:
+    """The edges by target, a topological order, and the kinds of the edges left out to have one."""
     from traceflow._replay import by_target, topological_order
 
-    offsets, sources, kinds = by_target(source, target, kind, vertices)
+    csr: _Csr = by_target(source, target, kind, advance, vertices)
+    offsets, sources, kinds, advances = csr
     order, closing = topological_order(offsets, sources)
-    if not closing.any():
-        return order, offsets, sources, kinds, kinds[:0]
-    targets = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(offsets))[~closing]
-    offsets, kept_sources, kept_kinds = by_target(sources[~closing], targets, kinds[~closing], vertices)
-    return order, offsets, kept_sources, kept_kinds, kinds[closing]
+    if closing.any():
+        targets = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(offsets))[~closing]
+        csr = by_target(sources[~closing], targets, kinds[~closing], advances[~closing], vertices)
+    return csr, order, kinds[closing]
 
 
 def _bound(
-    slices: Slices,
-    counted: Bool,
-    time_ns: Int64,
-    offsets: Int64,
-    source: Int32,
-    kind: Int8,
-    order: Int32,
-    contradicted: Mapping[EdgeKind, int],
+    slices: Slices, counted: Bool, time_ns: Int64, csr: _Csr, order: Int32, contradicted: Mapping[EdgeKind, int]
 ) -> DependencyGraph:
     from traceflow._replay import bindings
 
     work_ns = slices.work_ns
-    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, offsets, source, kind)
+    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     starts, ends = slices.start_ns[counted], slices.end_ns[counted]
     return DependencyGraph(
         slices,
@@ -282,9 +285,7 @@ def _bound(
         int(ends.max()) if len(ends) else 0,
         time_ns,
         work_ns,
-        offsets,
-        source,
-        kind,
+        *csr,
         order,
         binding,
         lag_ns,
@@ -318,7 +319,9 @@ def window(graph: DependencyGraph, start_ns: int, end_ns: int, *, counted: Bool)
         np.append(slices.kind[rows], np.int8(SliceKind.JOIN)),
     )
     edges = _inside(graph, renumber, origin, start_ns, end_ns)
-    clipped = dependency_graph(part, edges, counted=np.append(counted[rows], False))
+    clipped = dependency_graph(
+        part, edges, counted=np.append(counted[rows], False), resolution_ns=int(graph.advance_ns.max(initial=0))
+    )
     return replace(clipped, start_ns=start_ns, end_ns=end_ns, contradicted=graph.contradicted)
 
 
@@ -334,18 +337,19 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
     from traceflow._replay import bindings, by_target
 
     target = np.repeat(np.arange(graph.vertices, dtype=np.int32), np.diff(graph.offsets))[~cut]
-    offsets, source, kind = by_target(graph.source[~cut], target, graph.kind[~cut], graph.vertices)
+    csr = by_target(graph.source[~cut], target, graph.kind[~cut], graph.advance_ns[~cut], graph.vertices)
     slices = replace(graph.slices, start_ns=time_ns[0::2].copy(), end_ns=time_ns[1::2].copy())
-    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, offsets, source, kind)
+    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     return replace(
         graph,
         slices=slices,
         end_ns=int(slices.end_ns[graph.counted].max()),
         time_ns=time_ns,
         work_ns=work_ns,
-        offsets=offsets,
-        source=source,
-        kind=kind,
+        offsets=csr[0],
+        source=csr[1],
+        kind=csr[2],
+        advance_ns=csr[3],
         binding=binding,
         lag_ns=lag_ns,
     )

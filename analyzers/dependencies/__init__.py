@@ -39,7 +39,7 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
 
     Complexity: O(n log n) in the number of events.
     """
-    matches, launch = match(trace), launched(trace)
+    matches, launch, resolution_ns = match(trace), launched(trace), _resolution_ns(trace)
     blocking = waits_for_copy(trace, launch)
     slices = cut(trace, matches, blocking | envelopes(trace, programs))
     operands = data(trace, programs, slices)
@@ -49,15 +49,21 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
         hand_off(trace, slices),
         *flows(trace, slices),
         *launch_edges(trace, launch, slices),
-        *stream_order(trace, slices),
+        *stream_order(trace, slices, resolution_ns),
         *synchronised,
         operands,
         nesting(trace, slices),
         *run_starts(trace, slices, np.unique(slices.slices.event[operands.target >> 1])),
         *rendezvous(trace, matches, slices),
     ]
-    graph = dependency_graph(slices.slices, edges)
+    graph = dependency_graph(slices.slices, edges, resolution_ns=resolution_ns)
     return Dependencies(graph, matches, launch.call, _notes(trace, graph, inferred, slices.stuck_out))
+
+
+def _resolution_ns(trace: Trace) -> int:
+    """How far the two ends of one moment may lie apart: 1 us where all times are whole us, else 1 ns."""
+    whole = not (trace.events.start_ns % 1000).any() and not (trace.events.end_ns % 1000).any()
+    return 1000 if whole else 1
 
 
 def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) -> tuple[Note, ...]:

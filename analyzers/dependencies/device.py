@@ -62,8 +62,9 @@ def launch_edges(trace: Trace, launch: Launched, cut: Cut) -> list[Edges]:
     ]
 
 
-def stream_order(trace: Trace, cut: Cut) -> list[Edges]:
-    """The end of work on a stream binds the start of the next; where they overlap, start binds start.
+def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
+    """The end of work on a stream binds the start of the next; where they overlap by more than
+    the clock's resolution, start binds start.
 
     On a device line, whose events nest, consecutive slices are in order; so are the two parts of a collective.
     """
@@ -72,7 +73,7 @@ def stream_order(trace: Trace, cut: Cut) -> list[Edges]:
     before, after = on_stream[:-1], on_stream[1:]
     same = e.lane[before] == e.lane[after]
     before, after = before[same], after[same]
-    behind = e.end_ns[before] <= e.start_ns[after]
+    behind = e.end_ns[before] <= e.start_ns[after] + resolution_ns
     on_line = np.append(trace.lanes.kind == LaneKind.LINE, False)[s.lane]
     following = (s.lane[1:] == s.lane[:-1]) & (on_line[1:] | (s.event[1:] == s.event[:-1]))
     following &= np.append(trace.lanes.kind != LaneKind.THREAD, False)[s.lane[1:]]
