@@ -25,6 +25,7 @@ class Unmatched(IntEnum):
     AMBIGUOUS = 4
     NO_ROOT = 5
     NO_PARTNER = 6
+    UNALIGNED = 7
 
     @property
     def reason(self) -> str:
@@ -40,6 +41,7 @@ _REASONS = {
     Unmatched.AMBIGUOUS: "one participant claims the same call twice",
     Unmatched.NO_ROOT: "the trace does not say which participant is its root",
     Unmatched.NO_PARTNER: "the other end of the transfer was not found",
+    Unmatched.UNALIGNED: "its participants' clocks are not aligned with one another",
 }
 
 
@@ -77,6 +79,7 @@ def match(trace: Trace) -> Matches:
     key, why = _instance_keys(trace, group, operations, p2p, arrival)
     instance = _numbered(key, why == Unmatched.MATCHED)
     why = _complete(instance, why, np.where(p2p, 2, size), np.where(p2p, np.isin(operations, list(SENDS)), c.member))
+    why = _on_one_clock(trace, instance, why)
     instance = np.where(why == Unmatched.MATCHED, instance, ABSENT)
     base = Matches(
         instance.astype(np.int32),
@@ -160,6 +163,32 @@ def _complete(instance: Int64, why: Int8, size: Int64, member: Int64) -> Int8:
     why[rows[(present != once)[instance[rows]]]] = Unmatched.AMBIGUOUS
     lacking = rows[(present[instance[rows]] == once[instance[rows]]) & (once[instance[rows]] != size[rows])]
     why[lacking] = Unmatched.ABSENT_PARTICIPANTS
+    return why
+
+
+def clocks(trace: Trace) -> dict[int, object]:
+    """Which clock each rank reads: ranks of one host share it; without a common epoch each rank has its own.
+
+    Returns:
+        A value per rank, equal for ranks whose times can be compared.
+    """
+    if trace.epoch_ns is None and len(trace.ranks) > 1:
+        return {rank.rank: rank.rank for rank in trace.ranks}
+    return {rank.rank: rank.host for rank in trace.ranks}
+
+
+def _on_one_clock(trace: Trace, instance: Int64, why: Int8) -> Int8:
+    """Refuse instances whose participants read different clocks."""
+    known: dict[object, int] = {}
+    clock_of = {rank: known.setdefault(clock, len(known)) for rank, clock in clocks(trace).items()}
+    rows = np.flatnonzero((instance >= 0) & (why == Unmatched.MATCHED))
+    if len(known) < 2 or not len(rows):
+        return why
+    lane = trace.events.lane[trace.communications.event[rows]]
+    clock = np.array([clock_of[rank] for rank in trace.lanes.rank[lane].tolist()])
+    spread = np.unique(np.column_stack((instance[rows], clock)), axis=0)[:, 0]
+    several = np.flatnonzero(np.bincount(spread) > 1)
+    why[rows[np.isin(instance[rows], several)]] = Unmatched.UNALIGNED
     return why
 
 

@@ -1,0 +1,253 @@
+"""What would shorten a window most: one what-if per candidate, ranked by the time it saves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.summary import summary
+from traceflow.analyzers.what_if import predict
+from traceflow.analyzers.window import Window, in_window
+from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.trace.model import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+NAMES = 10
+"""How many of the costliest names on the path are tried."""
+
+NOTABLE_SHARE = 0.05
+"""A class of work that costs less than this share of the window is no finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A hypothesis worth replaying: what is changed, what that supposes, and how one could come near it."""
+
+    title: str
+    kind: str
+    change: Scale | Drop
+    assumption: str
+    suggestion: str
+    code: str | None = None  # of the finding that a notable saving makes
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What a hypothesis saves: baseline - predicted, in ns. `exact` as for a what-if."""
+
+    candidate: Candidate
+    saved_ns: int
+    saved_share: float  # of the window
+    exact: bool
+    within_spread: bool | None  # smaller than steps differ from one another; None where that is unknown
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `savings`; `option` repeats the what-if on the command line."""
+        candidate, change = self.candidate, self.candidate.change
+        scales = isinstance(change, Scale)
+        return {
+            "title": candidate.title,
+            "kind": candidate.kind,
+            "option": "--scale" if scales else "--drop",
+            "argument": f"{change.pattern}={change.factor:g}" if isinstance(change, Scale) else change.pattern,
+            "saved_ns": self.saved_ns,
+            "saved_share": self.saved_share,
+            "exact": self.exact,
+            "within_spread": self.within_spread,
+            "provenance": Provenance.MODELLED.value,
+            "assumption": candidate.assumption,
+            "suggestion": candidate.suggestion,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Savings:
+    """The what-ifs that save most, the largest first; those that save nothing are left out."""
+
+    kind: ClassVar[str] = "savings"
+    window: Window
+    spread_ns: int | None  # longest minus shortest step of the steady state
+    savings: tuple[Saving, ...]
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        return {
+            "window": {**self.window.to_dict()},
+            "baseline_ns": self.window.duration_ns,
+            "spread_ns": self.spread_ns,
+            "savings": [saving.to_dict() for saving in self.savings],
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per hypothesis."""
+        import pandas as pd
+
+        return pd.DataFrame([saving.to_dict() for saving in self.savings])
+
+
+def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: int = 3) -> Savings:
+    """Replay the hypotheses that could shorten a window, and rank them by what they save.
+
+    Tried are the costliest names on the critical path, each as if it took no time, since only what is on the
+    path can save anything; and whole classes: no transfer, nobody late, no launch latency, no host work, no
+    copies. So a saving is the most that any improvement of one thing alone can give; savings do not add up.
+
+    Args:
+        trace: The evidence.
+        found: Its dependencies.
+        step: Which step; the whole capture where None. Only for a step is there a spread to compare with.
+        top: How many to return.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step.
+    """
+    window, graph = in_window(trace, found, step)
+    spread_ns = None if step is None else _spread_ns(trace, found)
+    tried = [_saving(trace, graph, candidate, spread_ns) for candidate in (*_names(trace, graph), *_CLASSES)]
+    ranked = sorted((s for s in tried if s.saved_ns > 0), key=lambda s: -s.saved_ns)
+    return Savings(
+        window=window,
+        spread_ns=spread_ns,
+        savings=tuple(_without_repetition(ranked)[:top]),
+        findings=tuple(_findings(ranked)),
+        skipped=() if spread_ns is not None else (Skipped("/result/spread_ns", _no_spread(step)),),
+        notes=found.notes,
+    )
+
+
+_START_EARLIER = "start it earlier, cut it into pieces that overlap with computation, or send less"
+_SPEED_UP = {
+    SliceKind.COMPUTE: (
+        "compute",
+        "{}",
+        "a faster kernel, fusion, lower precision or a smaller share per device comes near it",
+    ),
+    SliceKind.TRANSFER: ("transfer", "the transfer of {}", _START_EARLIER),
+    SliceKind.COMMUNICATION: ("communication", "{}", _START_EARLIER),
+    SliceKind.COPY: ("copy", "{}", "keep the data where it is used, or overlap the copy with computation"),
+    SliceKind.HOST: ("host", "{}", "call it less often, compile it, or move it to another thread"),
+}
+
+_CLASSES = (
+    Candidate(
+        "transfers took no time",
+        "transfer",
+        Scale("@transfer", 0),
+        "every collective ends when its last participant arrives",
+        _START_EARLIER,
+    ),
+    Candidate(
+        "nobody were late",
+        "rendezvous",
+        Drop(RENDEZVOUS),
+        "no collective waits for its last participant; the transfers themselves stay",
+        "look at what the late participant does before it arrives, and balance the work",
+        "TF202",
+    ),
+    Candidate(
+        "launches took no time",
+        "launch",
+        Scale(LAUNCH, 0),
+        "device work starts the moment its launch call does; the calls themselves stay",
+        "launch larger pieces: compile, capture a graph, batch small operations",
+        "TF203",
+    ),
+    Candidate(
+        "the host took no time",
+        "host",
+        Scale("@host", 0),
+        "host code runs in no time; gaps between calls and launch latencies stay",
+        "compile or capture larger pieces, and avoid synchronisation",
+        "TF203",
+    ),
+    Candidate(
+        "copies took no time",
+        "copy",
+        Scale("@copy", 0),
+        "moving data between or within memories takes no time",
+        "keep data where it is used, pin host memory, or overlap the copies with computation",
+        "TF207",
+    ),
+)
+
+
+def _names(trace: Trace, graph: DependencyGraph) -> Iterator[Candidate]:
+    """The costliest names on the path, each to take no time."""
+    for name, kind in _costliest(trace, graph):
+        label, phrase, suggestion = _SPEED_UP[kind]
+        yield Candidate(
+            f"{phrase.format(name)} took no time",
+            label,
+            Scale(f"^{re.escape(name)}$", 0),
+            "all that bears this name takes no time; everything else keeps its duration and its lags",
+            suggestion,
+        )
+
+
+def _costliest(trace: Trace, graph: DependencyGraph) -> list[tuple[str, SliceKind]]:
+    """Names of the work on the path with its kind, by their total time there."""
+    vertex = graph.path()
+    own = graph.kind[graph.binding[vertex]] == EdgeKind.SELF
+    row = vertex[own & (graph.binding[vertex] >= 0) & (graph.work_ns[vertex >> 1] > 0)] >> 1
+    key = trace.events.name[graph.slices.event[row]].astype(np.int64) * len(SliceKind) + graph.slices.kind[row]
+    which, at = np.unique(key, return_inverse=True)
+    cost_ns = np.bincount(at, graph.work_ns[row])
+    order = np.argsort(-cost_ns, kind="stable")[:NAMES]
+    return [(trace.strings[k // len(SliceKind)], SliceKind(k % len(SliceKind))) for k in which[order].tolist()]
+
+
+def _saving(trace: Trace, graph: DependencyGraph, candidate: Candidate, spread_ns: int | None) -> Saving:
+    predicted_ns, exact = predict(graph, apply(trace, graph, [candidate.change]))
+    measured_ns = graph.end_ns - graph.start_ns
+    saved_ns = measured_ns - predicted_ns
+    share = saved_ns / measured_ns if measured_ns else 0.0
+    return Saving(candidate, saved_ns, share, exact, None if spread_ns is None else saved_ns < spread_ns)
+
+
+def _without_repetition(ranked: list[Saving]) -> list[Saving]:
+    """Leave out a class of work that saves no more than one name in it: the name says more."""
+    named = {(s.candidate.kind, s.saved_ns) for s in ranked if s.candidate not in _CLASSES}
+    return [s for s in ranked if s.candidate not in _CLASSES or (s.candidate.kind, s.saved_ns) not in named]
+
+
+def _findings(ranked: list[Saving]) -> Iterator[Finding]:
+    """The classes of work whose saving is worth a remark; of two with one code, the larger."""
+    told = set()
+    for saving in ranked:
+        code = saving.candidate.code
+        if code is None or code in told or saving.saved_share < NOTABLE_SHARE:
+            continue
+        told.add(code)
+        yield Finding(
+            code=code,
+            severity=Severity.WARNING,
+            title=f"if {saving.candidate.title}, the window would be {saving.saved_share:.0%} shorter",
+            provenance=Provenance.MODELLED,
+            suggestion=saving.candidate.suggestion,
+            cost_ns=saving.saved_ns,
+            evidence={"exact": saving.exact, "assumption": saving.candidate.assumption},
+        )
+
+
+def _spread_ns(trace: Trace, found: Dependencies) -> int | None:
+    """Longest minus shortest step of the steady state; None where fewer than two steps are in it."""
+    steady = summary(trace, found).steady_state
+    return None if steady is None or steady.steps < 2 else steady.maximum_ns - steady.minimum_ns
+
+
+def _no_spread(step: int | None) -> str:
+    if step is None:
+        return "the whole capture is one window, with nothing to compare it with"
+    return "fewer than two steps without compilation are marked"
