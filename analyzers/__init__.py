@@ -1,0 +1,1 @@
+"""What explains: one module per question, one public function each."""

@@ -93,7 +93,8 @@ def _scaled(duration_ns: Int64, factor: float) -> Int64:
     """Rounded to the nearest ns; 0 and 1 are exact."""
     if factor == 1:
         return duration_ns
-    return np.rint(duration_ns * factor).astype(np.int64)
+    scaled: Int64 = np.rint(duration_ns * factor).astype(np.int64)
+    return scaled
 
 
 def _of_ranks(trace: Trace, graph: DependencyGraph, ranks: frozenset[int] | None) -> Bool:
@@ -109,7 +110,9 @@ def _selected(trace: Trace, graph: DependencyGraph, pattern: str) -> Bool:
     if pattern.startswith("@"):
         if pattern not in _SELECTORS:
             known = ", ".join([*_SELECTORS, LAUNCH, RENDEZVOUS])
-            raise TraceflowError("TF112", f"cannot select {pattern}", "no such selector", f"use one of {known}, or a name")
+            raise TraceflowError(
+                "TF112", f"cannot select {pattern}", "no such selector", f"use one of {known}, or a name"
+            )
         return np.isin(kind, _SELECTORS[pattern])
     try:
         expression = re.compile(pattern)
@@ -123,7 +126,9 @@ def _selected(trace: Trace, graph: DependencyGraph, pattern: str) -> Bool:
 def _rendezvous(graph: DependencyGraph, mine: Bool, change: Scale | Drop) -> Bool:
     """Rendezvous edges into the transfers of the given slices."""
     if isinstance(change, Scale):
-        raise TraceflowError("TF112", "cannot scale @rendezvous", "a wait has no duration of its own", "drop it instead")
+        raise TraceflowError(
+            "TF112", "cannot scale @rendezvous", "a wait has no duration of its own", "drop it instead"
+        )
     target = np.repeat(np.arange(graph.vertices), np.diff(graph.offsets))
     cut: Bool = (graph.kind == EdgeKind.RENDEZVOUS) & mine[target >> 1]
     return cut

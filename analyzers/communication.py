@@ -16,7 +16,7 @@ from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.intervals import Intervals, union
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
-from traceflow.trace.model import ABSENT, Bool, Int64, Kind, Trace
+from traceflow.trace.model import ABSENT, Bool, Int64, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ class ParticipantTime:
 
     @property
     def exposed_share(self) -> float | None:
-        """exposed / window."""
+        """Exposed / window."""
         return self.exposed_ns / self.window_ns if self.window_ns else None
 
     def to_dict(self) -> dict[str, Json]:

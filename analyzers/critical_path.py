@@ -186,7 +186,9 @@ def _described(
     event, lane = graph.slices.event[row], graph.slices.lane[row]
     device = trace.lanes.device[lane]
     edge = _reached_by(graph, vertex, work)
-    lag = np.where(np.isin(edge, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, np.where(device == ABSENT, _HOST, _IDLE))
+    lag = np.where(
+        np.isin(edge, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, np.where(device == ABSENT, _HOST, _IDLE)
+    )
     kind = np.where(work, graph.slices.kind[row], lag)
     return Segments(
         start_ns,
@@ -213,12 +215,12 @@ def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool
     kind = graph.slices.kind[vertex >> 1]
     who = np.full(len(vertex), None, object)
     for i in np.flatnonzero((work & (kind == SliceKind.TRANSFER)) | (~work & (kind == SliceKind.BLOCKED))):
-        who[i] = _ended_by(trace, graph, int(vertex[i]), bool(work[i]))
+        who[i] = _ended_by(trace, graph, int(vertex[i]), worked=bool(work[i]))
     return who
 
 
-def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, work: bool) -> tuple[int, int | None] | None:
-    if work:
+def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, *, worked: bool) -> tuple[int, int | None] | None:
+    if worked:
         return _behind(trace, graph, vertex - 2)  # the end of the wait, in the slice before
     if vertex & 1:
         binding = graph.binding[vertex]

@@ -215,7 +215,7 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
     for at, first, last in zip(instances, low, high, strict=True):
         rows = order[first:last]
         joined[rows] = False  # one sparse row makes the whole instance pairwise
-        needed = _needs(trace, rows, str(operations[rows[0]]), bool(matches.point_to_point[rows[0]]))
+        needed = _needs(trace, rows, str(operations[rows[0]]), point_to_point=bool(matches.point_to_point[rows[0]]))
         if needed is None:
             why[matches.instance == at] = Unmatched.NO_ROOT
         else:
@@ -232,7 +232,7 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
     )
 
 
-def _needs(trace: Trace, rows: Int64, operation: str, point_to_point: bool) -> list[tuple[int, int]] | None:
+def _needs(trace: Trace, rows: Int64, operation: str, *, point_to_point: bool) -> list[tuple[int, int]] | None:
     """Pairs (needed row, row that needs it) of one instance, a row itself left out; None without a root."""
     c = trace.communications
     if point_to_point:

@@ -17,7 +17,16 @@ if TYPE_CHECKING:
     import pandas as pd
 
 CALL, READY, FETCH = "traceflow.call", "traceflow.ready", "traceflow.fetch"
-_COMPILES = ("backend_compile", "PjRtCompile", "XlaCompile", "cpu_compiler", "Compile (", "::Compile", "TorchDynamo", "CompiledFxGraph compile")
+_COMPILES = (
+    "backend_compile",
+    "PjRtCompile",
+    "XlaCompile",
+    "cpu_compiler",
+    "Compile (",
+    "::Compile",
+    "TorchDynamo",
+    "CompiledFxGraph compile",
+)
 
 
 @dataclass(frozen=True, slots=True)

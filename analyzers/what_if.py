@@ -38,7 +38,7 @@ class WhatIf:
 
     @property
     def saved_ns(self) -> int:
-        """baseline - predicted; negative where the change costs time."""
+        """Baseline - predicted; negative where the change costs time."""
         return self.baseline_ns - self.predicted_ns
 
     def to_dict(self) -> dict[str, Json]:

@@ -48,7 +48,9 @@ def in_window(trace: Trace, found: Dependencies, step: int | None) -> tuple[Wind
     event = found.graph.slices.event
     counted = (event != NO_EVENT) & np.append(member, False)[event]
     if not counted.any():
-        raise TraceflowError("TF111", f"cannot explain step {step}", "no work lies between its marks", "choose another step")
+        raise TraceflowError(
+            "TF111", f"cannot explain step {step}", "no work lies between its marks", "choose another step"
+        )
     start_ns, end_ns = int(marks.start_ns.min()), int(found.graph.slices.end_ns[counted].max())
     return Window(start_ns, end_ns, step), window(found.graph, start_ns, end_ns, counted=counted)
 
@@ -57,7 +59,9 @@ def _marks_of(marks: Marks, step: int) -> Marks:
     rows = np.flatnonzero(marks.step == step)
     if not len(rows):
         known = ", ".join(str(s) for s in np.unique(marks.step)[:20]) or "none"
-        raise TraceflowError("TF111", f"no step {step}", f"the trace marks these steps: {known}", "use one of them, or none")
+        raise TraceflowError(
+            "TF111", f"no step {step}", f"the trace marks these steps: {known}", "use one of them, or none"
+        )
     return Marks(marks.step[rows], marks.rank[rows], marks.start_ns[rows], marks.end_ns[rows])
 
 
@@ -72,7 +76,8 @@ def _launched_between(trace: Trace, found: Dependencies, marks: Marks) -> Bool:
     runs = _runs(trace, member)
     tied = (found.launch_call >= 0) | runs[0]
     member |= np.where(found.launch_call >= 0, member[found.launch_call], False) | runs[1]
-    return member | (~on_host & ~tied & begun)
+    member |= ~on_host & ~tied & begun
+    return member
 
 
 def _runs(trace: Trace, member: Bool) -> tuple[Bool, Bool]:

@@ -70,7 +70,9 @@ def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
 
 
 @njit(cache=True)
-def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8, advance: Int32) -> tuple[Int64, Int64]:
+def bindings(
+    time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8, advance: Int32
+) -> tuple[Int64, Int64]:
     """The edge with the latest bound on each vertex (-1 without edges), and the lag behind that bound.
 
     Ties: a rendezvous first, since of equal arrivals all participants name the same one as the last; then an
@@ -84,11 +86,9 @@ def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int3
             u = source[e]
             bound = time[u] - advance[e] + (work[v >> 1] if kind[e] == SELF else 0)
             own = 0 if kind[e] == RENDEZVOUS else 1 if lane[u >> 1] == lane[v >> 1] else 2
-            tie = binding[v] >= 0 and bound == best
-            if tie:
+            better = binding[v] < 0 or bound > best
+            if not better and bound == best:
                 better = own < rank or (own == rank and u < source[binding[v]])
-            else:
-                better = binding[v] < 0 or bound > best
             if better:
                 binding[v], best, rank = e, bound, own
         if binding[v] >= 0:
@@ -98,7 +98,15 @@ def bindings(time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int3
 
 @njit(cache=True)
 def replay(
-    measured: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32, cut: Bool
+    measured: Int64,
+    order: Int32,
+    work: Int64,
+    lag: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    advance: Int32,
+    cut: Bool,
 ) -> Int64:
     """Time of each vertex: its latest bound plus its lag; the measured time where nothing binds it."""
     time = measured.copy()
@@ -117,7 +125,15 @@ def replay(
 
 @njit(cache=True)
 def latest(
-    time: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32, end: int
+    time: Int64,
+    order: Int32,
+    work: Int64,
+    lag: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    advance: Int32,
+    end: int,
 ) -> Int64:
     """The latest time of each vertex that still lets everything end at `end`, lags kept."""
     late = np.full(len(time), end, np.int64)
@@ -125,8 +141,7 @@ def latest(
         v = order[i]
         for e in range(offsets[v], offsets[v + 1]):
             allowed = late[v] - lag[v] + advance[e] - (work[v >> 1] if kind[e] == SELF else 0)
-            if allowed < late[source[e]]:
-                late[source[e]] = allowed
+            late[source[e]] = min(late[source[e]], allowed)
     return late
 
 

@@ -203,7 +203,15 @@ class DependencyGraph:
         from traceflow._replay import latest
 
         late: Int64 = latest(
-            self.time_ns, self.order, self.work_ns, self.lag_ns, self.offsets, self.source, self.kind, self.advance_ns, self.end_ns
+            self.time_ns,
+            self.order,
+            self.work_ns,
+            self.lag_ns,
+            self.offsets,
+            self.source,
+            self.kind,
+            self.advance_ns,
+            self.end_ns,
         )
         return late
 

@@ -90,4 +90,8 @@ def _where(one: Intervals, two: Intervals, keep: Callable[[Bool, Bool], Bool]) -
 
 def _holds(intervals: Intervals, instant_ns: Int64) -> Bool:
     last = np.searchsorted(intervals.start_ns, instant_ns, side="right") - 1
-    return (last >= 0) & (instant_ns < intervals.end_ns[np.maximum(last, 0)]) if len(intervals) else np.zeros(len(instant_ns), bool)
+    return (
+        (last >= 0) & (instant_ns < intervals.end_ns[np.maximum(last, 0)])
+        if len(intervals)
+        else np.zeros(len(instant_ns), bool)
+    )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 if TYPE_CHECKING:
     import pandas as pd
 
-Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
 
 class Provenance(StrEnum):
@@ -100,11 +100,19 @@ class Result(Protocol):
     kind: ClassVar[str]
 
     @property
-    def findings(self) -> tuple[Finding, ...]: ...
+    def findings(self) -> tuple[Finding, ...]:
+        """What is worth knowing or changing."""
+        ...
+
     @property
-    def skipped(self) -> tuple[Skipped, ...]: ...
+    def skipped(self) -> tuple[Skipped, ...]:
+        """What could not be established, and why."""
+        ...
+
     @property
-    def notes(self) -> tuple[Note, ...]: ...
+    def notes(self) -> tuple[Note, ...]:
+        """Remarks on the evidence."""
+        ...
 
     def to_dict(self) -> dict[str, Json]:
         """The `result` object of the JSON contract."""

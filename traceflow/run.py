@@ -68,9 +68,7 @@ class Run:
 
         return communication(self.trace, self.dependencies, step=step)
 
-    def what_if(
-        self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None
-    ) -> WhatIf:
+    def what_if(self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None) -> WhatIf:
         """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""
         from traceflow.analyzers.what_if import what_if
 

@@ -63,10 +63,10 @@ def launch_edges(trace: Trace, launch: Launched, cut: Cut) -> list[Edges]:
 
 
 def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
-    """The end of work on a stream binds the start of the next; where they overlap by more than
-    the clock's resolution, start binds start.
+    """The end of work on a stream binds the start of the next; where they overlap, start binds start.
 
-    On a device line, whose events nest, consecutive slices are in order; so are the two parts of a collective.
+    Overlap within the clock's resolution is none. On a device line, whose events nest, consecutive slices are in
+    order; so are the two parts of a collective.
     """
     e, s = trace.events, cut.slices
     on_stream = np.flatnonzero(trace.lanes.kind[e.lane] == LaneKind.STREAM)

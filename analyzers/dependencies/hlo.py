@@ -202,7 +202,9 @@ def _launch_pairs(trace: Trace, rows: Int64) -> tuple[Int64, Int64]:
         known[key] = int(launches.event[at])
     lane = trace.events.lane[trace.hlo.event[rows]]
     pairs = []
-    for row, rank, device in zip(rows.tolist(), trace.lanes.rank[lane].tolist(), trace.lanes.device[lane].tolist(), strict=True):
+    for row, rank, device in zip(
+        rows.tolist(), trace.lanes.rank[lane].tolist(), trace.lanes.device[lane].tolist(), strict=True
+    ):
         run = int(trace.hlo.program[row]), int(trace.hlo.run[row]), rank
         call = known.get((*run, device), known.get((*run, ABSENT)))
         pairs += [] if call is None else [(call, int(trace.hlo.event[row]))]
@@ -214,7 +216,9 @@ def _runs_before(trace: Trace, roots: Int64, rows: Int64) -> tuple[Int64, Int64]
     """(latest event of earlier runs that had ended, root event), per device."""
     e, event = trace.events, trace.hlo.event
     lane = e.lane[event]
-    device = np.unique(np.column_stack((trace.lanes.rank[lane], trace.lanes.device[lane])), axis=0, return_inverse=True)[1].ravel()
+    device = np.unique(
+        np.column_stack((trace.lanes.rank[lane], trace.lanes.device[lane])), axis=0, return_inverse=True
+    )[1].ravel()
     pairs = []
     for which in np.unique(device[rows]):
         own = rows[device[rows] == which]

@@ -67,7 +67,9 @@ def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
     first, last = np.empty(len(e), np.int32), np.empty(len(e), np.int32)
     rows = np.arange(len(event), dtype=np.int32)
     last[event], first[event[::-1]] = rows, rows[::-1]
-    return Cut(slices, first, last, depth, np.where(joins >= 0, joins + len(event), -1).astype(np.int32), int(stuck_out))
+    return Cut(
+        slices, first, last, depth, np.where(joins >= 0, joins + len(event), -1).astype(np.int32), int(stuck_out)
+    )
 
 
 def _split(

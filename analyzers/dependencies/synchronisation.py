@@ -60,7 +60,8 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
 def _blocks(trace: Trace, blocking: Bool) -> Bool:
     """Host events that wait."""
     on_host: Bool = trace.lanes.device[trace.events.lane] == ABSENT
-    return on_host & ((trace.events.kind == Kind.WAIT) | blocking)
+    waits: Bool = on_host & ((trace.events.kind == Kind.WAIT) | blocking)
+    return waits
 
 
 def _edges(cut: Cut, pairs: list[tuple[int, int]], kind: EdgeKind, *, to_start: bool) -> Edges:
@@ -84,9 +85,13 @@ def _calls(trace: Trace) -> dict[tuple[int, int], int]:
     """The host event of each (rank, correlation) that a synchronisation record refers to."""
     e = trace.events
     wanted = np.union1d(trace.syncs.correlation, trace.syncs.record_correlation)
-    rows = np.flatnonzero(np.isin(e.correlation, wanted) & (e.correlation >= 0) & (trace.lanes.device[e.lane] == ABSENT))
+    rows = np.flatnonzero(
+        np.isin(e.correlation, wanted) & (e.correlation >= 0) & (trace.lanes.device[e.lane] == ABSENT)
+    )
     rank = trace.lanes.rank[e.lane[rows]]
-    return {(int(r), int(c)): int(row) for r, c, row in zip(rank[::-1], e.correlation[rows][::-1], rows[::-1], strict=True)}
+    return {
+        (int(r), int(c)): int(row) for r, c, row in zip(rank[::-1], e.correlation[rows][::-1], rows[::-1], strict=True)
+    }
 
 
 class _Recorded:

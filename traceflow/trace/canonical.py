@@ -15,6 +15,7 @@ from traceflow.trace.model import (
     Events,
     Flows,
     HloEvents,
+    Int32,
     Int64,
     Lanes,
     Launches,
@@ -71,13 +72,12 @@ def merge(traces: Sequence[Trace]) -> Trace:
     known = [epoch for epoch in epochs if epoch is not None]
     base = min(known) if len(known) == len(epochs) else None
     strings: dict[str, int] = {}
-    groups: list[object] = []
-    shifted, event_offset, lane_offset = [], 0, 0
+    shifted, event_offset, lane_offset, group_offset = [], 0, 0, 0
     for trace in traces:
         shift = 0 if base is None or trace.epoch_ns is None else trace.epoch_ns - base
         code = np.array([strings.setdefault(text, len(strings)) for text in trace.strings] or [0], np.int32)
-        shifted.append(_renumbered(trace, shift, code, event_offset, lane_offset, len(groups)))
-        groups.extend(trace.groups)
+        shifted.append(_renumbered(trace, shift, code, event_offset, lane_offset, group_offset))
+        group_offset += len(trace.groups)
         event_offset += len(trace.events)
         lane_offset += len(trace.lanes)
     first = traces[0]
@@ -163,8 +163,8 @@ def _from_earliest(trace: Trace) -> Trace:
     )
 
 
-def _renumbered(trace: Trace, shift: int, code: Int64, event: int, lane: int, group: int) -> Trace:
-    def coded(column: Int64) -> Int64:
+def _renumbered(trace: Trace, shift: int, code: Int32, event: int, lane: int, group: int) -> Trace:
+    def coded(column: Int32) -> Int32:
         return np.where(column < 0, column, code[column]).astype(np.int32)
 
     e, c = trace.events, trace.communications

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -197,7 +197,15 @@ class Trace:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
-def empty(table: type[Flows] | type[Syncs] | type[HloEvents] | type[Launches] | type[Marks] | type[Communications]):  # type: ignore[no-untyped-def]
-    """A side table without rows."""
+_Side = TypeVar("_Side", Communications, Syncs, Flows, HloEvents, Launches, Marks)
+
+
+def empty(table: type[_Side]) -> _Side:
+    """A side table without rows.
+
+    Example:
+        >>> len(empty(Flows).source)
+        0
+    """
     widths = {"Int64": np.int64, "Int32": np.int32, "Int8": np.int8}
     return table(*(np.empty(0, widths[str(f.type)]) for f in fields(table)))
