@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING, TypeAlias
 
 from traceflow.trace.model import Kind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 COLLECTIVES = frozenset(
     {
@@ -52,14 +54,35 @@ class HloModule:
     output_bytes: NDArray[np.int64]  # logical size of what it produces, -1 where unknown
     operation_name: tuple[str, ...]  # op_name metadata: named scopes and autodiff
     source: tuple[str, ...]  # "file:line" of the innermost frame, "" where unknown
-    replica_groups: Mapping[int, tuple[tuple[int, ...], ...]]  # instruction -> groups of device ids
+    replica_groups: Mapping[int, tuple[tuple[int, ...], ...]]  # instruction -> groups of device ids, () for all
     source_target_pairs: Mapping[int, tuple[tuple[int, int], ...]]
     computation_name: tuple[str, ...]
-    computation_root: NDArray[np.int32]  # row of the root instruction
+    computation_root: NDArray[np.int32]  # row of the root instruction, -1 where unknown
     entry: int  # row of the entry computation
 
     def __len__(self) -> int:
         return len(self.opcode)
+
+    def operands_of(self, row: int) -> NDArray[np.int32]:
+        """Rows of an instruction's operands, in order."""
+        return self.operands[self.operand_offsets[row] : self.operand_offsets[row + 1]]
+
+    def called_by(self, row: int) -> NDArray[np.int32]:
+        """Rows of the computations that an instruction calls."""
+        return self.called[self.called_offsets[row] : self.called_offsets[row + 1]]
+
+    def start_of(self, row: int) -> int:
+        """The instruction that issued an asynchronous half: of a done or an update, its start; else itself."""
+        while self.opcode[row].endswith(("-done", "-update")) and len(operands := self.operands_of(row)):
+            row = int(operands[0])
+        return row
+
+    def wrapped_by(self, row: int) -> int:
+        """The instruction that `async-start` executes, where its computation is known; of any other, itself."""
+        if self.opcode[row] != "async-start" or not len(called := self.called_by(row)):
+            return row
+        root = int(self.computation_root[called[0]])
+        return root if root >= 0 else row
 
 
 Programs: TypeAlias = Mapping[int, HloModule]
@@ -87,3 +110,42 @@ def kind_of(opcode: str) -> Kind:
     if base in COLLECTIVES:
         return Kind.COMMUNICATION
     return Kind.COPY if base in {"copy", "infeed", "outfeed"} else Kind.COMPUTE
+
+
+# Operations as JAX names the instructions that it makes of them.
+_JAX_NAMES = {
+    "all_gather": "all-gather",
+    "all_to_all": "all-to-all",
+    "ppermute": "collective-permute",
+    "psum": "all-reduce",
+    "psum_invariant": "all-reduce",
+    "psum_scatter": "reduce-scatter",
+    "reduce_scatter": "reduce-scatter",
+}
+# What an asynchronous wrapper of these does is move data.
+_MOVES = frozenset({"slice", "dynamic-slice", "dynamic-update-slice"})
+
+
+def operation_of_name(name: str) -> str:
+    """The opcode that the name of an instruction suggests, for want of its program.
+
+    Example:
+        >>> operation_of_name("all-gather-start.3"), operation_of_name("ppermute.26"), operation_of_name("slice-done")
+        ('all-gather', 'collective-permute', 'slice')
+    """
+    stem = base_opcode(re.sub(r"[.\d]+$", "", name))
+    return _JAX_NAMES.get(stem, stem)
+
+
+def operation_of(module: HloModule, row: int) -> str:
+    """The opcode of the work behind an instruction: of an asynchronous half, of what it issued or wrapped."""
+    work = module.wrapped_by(module.start_of(row))
+    operation = base_opcode(module.opcode[work])
+    return operation_of_name(module.instruction_name[work]) if operation == "async" else operation
+
+
+def kind_of_instruction(module: HloModule, row: int) -> Kind:
+    """Whether executing an instruction is computation, communication or a copy, asynchronous halves included."""
+    operation = operation_of(module, row)
+    moves = module.opcode[row].startswith("async-") and operation in _MOVES
+    return Kind.COPY if moves else kind_of(operation)

@@ -1,0 +1,124 @@
+"""The protobuf messages of XSpace and HLO, built at run time from one table.
+
+Source of the numbers: XLA's `xplane.proto`, `hlo.proto` and `xla_data.proto`. Only the fields that traceflow reads
+are declared; protobuf skips all others, so older and newer files decode alike.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_PACKAGE = "traceflow"
+_OPTIONAL, _REPEATED = 1, 3
+
+# message: number type name, ...   `*` marks a repeated field, `?` a member of the oneof that the message has.
+_TABLE = """
+XSpace: 1 XPlane* planes, 2 string* errors, 3 string* warnings, 4 string* hostnames
+XPlane: 1 int64 id, 2 string name, 3 XLine* lines, 4 EventMetadataEntry* event_metadata,
+    5 StatMetadataEntry* stat_metadata, 6 XStat* stats
+EventMetadataEntry: 1 int64 key, 2 XEventMetadata value
+StatMetadataEntry: 1 int64 key, 2 XStatMetadata value
+XLine: 1 int64 id, 2 string name, 3 int64 timestamp_ns, 4 XEvent* events
+XEvent: 1 int64 metadata_id, 2 int64 offset_ps, 3 int64 duration_ps, 4 XStat* stats
+XStat: 1 int64 metadata_id, 2 double? double_value, 3 uint64? uint64_value, 4 int64? int64_value,
+    5 string? str_value, 6 bytes? bytes_value, 7 uint64? ref_value
+XEventMetadata: 1 int64 id, 2 string name, 4 string display_name, 5 XStat* stats
+XStatMetadata: 1 int64 id, 2 string name
+
+HloProto: 1 HloModuleProto hlo_module
+HloModuleProto: 1 string name, 3 HloComputationProto* computations, 5 int64 id, 6 int64 entry_computation_id,
+    7 HloScheduleProto schedule, 15 DeviceAssignmentProto device_assignment,
+    17 StackFrameIndexProto stack_frame_index
+HloComputationProto: 1 string name, 2 HloInstructionProto* instructions, 5 int64 id, 6 int64 root_id
+HloInstructionProto: 1 string name, 2 string opcode, 3 ShapeProto shape, 7 OpMetadata metadata,
+    9 int64 parameter_number, 13 int64 tuple_index, 35 int64 id, 36 int64* operand_ids,
+    37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 49 ReplicaGroup* replica_groups,
+    52 SourceTarget* source_target_pairs, 87 CollectiveDeviceListProto collective_device_list,
+    92 IotaReplicaGroupListProto iota_collective_device_list,
+    93 MeshAxesReplicaGroupListProto mesh_axes_replica_group_list
+ShapeProto: 2 int32 element_type, 3 int64* dimensions, 4 ShapeProto* tuple_shapes, 6 bool* is_dynamic_dimension
+OpMetadata: 2 string op_name, 3 string source_file, 4 int32 source_line, 15 int32 stack_frame_id
+HloScheduleProto: 1 SequencesEntry* sequences
+SequencesEntry: 1 int64 key, 2 InstructionSequence value
+InstructionSequence: 1 int64* instruction_ids
+DeviceAssignmentProto: 1 int32 replica_count, 2 int32 computation_count, 3 ComputationDevice* computation_devices
+ComputationDevice: 1 int64* replica_device_ids
+StackFrameIndexProto: 1 string* file_names, 3 FileLocation* file_locations, 4 StackFrame* stack_frames
+FileLocation: 1 int32 file_name_id, 3 int32 line
+StackFrame: 1 int32 file_location_id, 2 int32 parent_frame_id
+ReplicaGroup: 1 int64* replica_ids
+SourceTarget: 1 int64 source, 2 int64 target
+CollectiveDeviceListProto: 1 ReplicaGroup* replica_groups, 2 IotaReplicaGroupListProto iota_replica_group_list
+IotaReplicaGroupListProto: 1 int64 num_replica_groups, 2 int64 num_devices_per_group,
+    3 int64* iota_reshape_dims, 4 int32* iota_transpose_perm
+MeshAxesReplicaGroupListProto: 1 MeshProto mesh, 2 AxisRefProto* axes
+MeshProto: 1 MeshAxis* axes, 2 int64* device_ids, 3 IotaTransform iota_transform
+MeshAxis: 1 string name, 2 int64 size
+IotaTransform: 1 int64* reshape_dims, 2 int32* transpose_perm
+AxisRefProto: 1 int64 mesh_axis_index, 2 SubAxis sub_axis_info
+SubAxis: 1 int64 pre_size, 2 int64 size
+"""
+
+
+def message(name: str) -> Any:
+    r"""The class of a message in the table.
+
+    Args:
+        name: As the table names it, such as ``"XSpace"`` or ``"HloProto"``.
+
+    Returns:
+        A protobuf message class, whose ``FromString`` decodes bytes.
+
+    Raises:
+        KeyError: The table has no such message.
+
+    Example:
+        >>> message("XLine").FromString(b"\x12\x06python").name
+        'python'
+    """
+    return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
+
+
+def declared() -> dict[str, dict[int, str]]:
+    """Field names of every message in the table, by number.
+
+    Example:
+        >>> declared()["SourceTarget"]
+        {1: 'source', 2: 'target'}
+    """
+    return {m.name: {field.number: field.name for field in m.field} for m in _file().message_type}
+
+
+@cache
+def _pool() -> descriptor_pool.DescriptorPool:
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(_file())
+    return pool
+
+
+@cache
+def _file() -> descriptor_pb2.FileDescriptorProto:
+    file = descriptor_pb2.FileDescriptorProto(name=f"{_PACKAGE}.proto", package=_PACKAGE, syntax="proto3")
+    for line in _TABLE.replace("\n    ", " ").strip().splitlines():
+        if line:
+            name, fields = line.split(": ")
+            _declare(file.message_type.add(name=name), fields.split(", "))
+    return file
+
+
+def _declare(into: descriptor_pb2.DescriptorProto, fields: list[str]) -> None:
+    for text in fields:
+        number, kind, name = text.split()
+        field = into.field.add(name=name, number=int(number), label=_REPEATED if kind.endswith("*") else _OPTIONAL)
+        plain = kind.rstrip("*?")
+        if plain[0].isupper():
+            field.type_name = f".{_PACKAGE}.{plain}"
+        else:
+            field.type = descriptor_pb2.FieldDescriptorProto.Type.Value(f"TYPE_{plain.upper()}")
+        if kind.endswith("?"):
+            if not into.oneof_decl:
+                into.oneof_decl.add(name="value")
+            field.oneof_index = 0

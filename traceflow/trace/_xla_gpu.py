@@ -1,0 +1,103 @@
+"""Device planes of GPUs in an XLA trace: kernels and copies on streams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from traceflow.program.module import HloModule, Programs
+from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, Hlo, LaneKey, Line, Plane, numbers, program_of
+from traceflow.trace.model import ABSENT, Kind, LaneKind
+
+PLANE = re.compile(r"/device:GPU:(\d+)$")
+_STREAM = re.compile(r"Stream #(\d+)")
+_COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
+_COLLECTIVES = re.compile(r"(?i)(?<![a-z])(nccl|rccl)")
+
+
+def gpu_chunks(plane: Plane, device: int, programs: Programs, count: Count) -> list[Chunk]:
+    """Kernels and copies by stream. All other lines of the plane show the same work again.
+
+    The trace does not number the executions of a program. They are told apart by order of launch: a new run begins
+    where the schedule of the entry computation falls back, or, in a program of one operation, where a kernel of it
+    is launched again.
+    """
+    chunks = []
+    for line in plane.lines:
+        stream = _STREAM.match(line.name)
+        if stream:
+            chunks.append(_stream_chunk(line, LaneKey(device, LaneKind.STREAM, int(stream[1]), line.name)))
+        else:
+            count.drop(DERIVED_LINE, len(line))
+    return _with_runs(chunks, programs)
+
+
+def _stream_chunk(line: Line, lane: LaneKey) -> Chunk:
+    chunk = Chunk.of(line, np.arange(len(line)), lane)
+    rows = np.array([row for row, stats in enumerate(line.stats) if "hlo_op" in stats], np.int64)
+    kind = np.array([_kind(name) for name in line.names], np.int8)
+    kind[np.setdiff1d(np.flatnonzero(kind == ABSENT), rows)] = Kind.COMPUTE
+    described = [line.stats[row] for row in rows]
+    program = np.array([program_of(stats) for stats in described], np.int64)
+    hlo = Hlo(rows, program, np.zeros(len(rows), np.int64), [str(stats["hlo_op"]) for stats in described])
+    return replace(chunk, kind=kind, correlation=numbers(line.stats, "correlation_id"), hlo=hlo)
+
+
+@cache
+def _kind(name: str) -> int:
+    """What the name of a kernel tells; ABSENT where its instruction has to."""
+    if _COPIES.match(name):
+        return Kind.COPY
+    return Kind.COMMUNICATION if _COLLECTIVES.search(name) else ABSENT
+
+
+def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
+    """Number the executions of each program on one device, over all its streams."""
+    tables = [(chunk, chunk.hlo) for chunk in chunks if chunk.hlo]
+    if not tables:
+        return chunks
+    program = np.concatenate([hlo.program for _, hlo in tables])
+    start_ns = np.concatenate([chunk.start_ns[hlo.row] for chunk, hlo in tables])
+    correlation = np.concatenate([chunk.correlation[hlo.row] for chunk, hlo in tables])
+    launches = [(i, chunk.names[row]) for chunk, hlo in tables for i, row in zip(hlo.instruction, hlo.row, strict=True)]
+    run = np.zeros(len(program), np.int64)
+    for key in np.unique(program):
+        own = np.flatnonzero(program == key)
+        launched = correlation[own] if (correlation[own] >= 0).all() else start_ns[own]
+        own = own[np.lexsort((start_ns[own], launched))]
+        run[own] = _runs([launches[i] for i in own], programs.get(int(key)))
+    bounds = np.cumsum([len(hlo.row) for _, hlo in tables])[:-1]
+    return [
+        replace(chunk, hlo=replace(hlo, run=part))
+        for (chunk, hlo), part in zip(tables, np.split(run, bounds), strict=True)
+    ]
+
+
+def _runs(launches: list[tuple[str, str]], module: HloModule | None) -> list[int]:
+    """The run of each (instruction, kernel), in order of launch."""
+    position = _positions([instruction for instruction, _ in launches], module)
+    alone = len(position) == 1
+    runs, run, last, seen = [], 0, -1, set[str]()
+    for instruction, kernel in launches:
+        at = position[instruction]
+        if at is not None:
+            if at < last or (alone and kernel in seen):
+                run, seen = run + 1, set()
+            last = at
+            seen.add(kernel)
+        runs.append(run)
+    return runs
+
+
+def _positions(instructions: list[str], module: HloModule | None) -> Mapping[str, int | None]:
+    """Where instructions stand in the entry's schedule, None inside loops; without a schedule, as first launched."""
+    first = {name: at for at, name in reversed(list(enumerate(instructions)))}
+    if module is None or not (module.schedule >= 0).any():
+        return first
+    in_entry = np.flatnonzero((module.computation == module.entry) & (module.schedule >= 0))
+    scheduled = {module.instruction_name[row]: int(module.schedule[row]) for row in in_entry}
+    return {name: scheduled.get(name) for name in first}

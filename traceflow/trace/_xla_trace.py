@@ -1,0 +1,203 @@
+"""Put the planes of an XLA trace together into one canonical trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from traceflow.program.module import HloModule, Programs, kind_of, kind_of_instruction, operation_of_name
+from traceflow.result import Note, Tally
+from traceflow.trace import _xla_gpu, _xla_tpu
+from traceflow.trace._xla_communication import Executed, communications
+from traceflow.trace._xla_host import host_chunks
+from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, LaneKey, Mark, Plane
+from traceflow.trace._xla_relations import flows, launches
+from traceflow.trace.canonical import canonical
+from traceflow.trace.model import (
+    ABSENT,
+    Events,
+    HloEvents,
+    Int64,
+    Kind,
+    Lanes,
+    Marks,
+    Rank,
+    Syncs,
+    Trace,
+    empty,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the file says of the whole trace."""
+
+    rank: Rank
+    epoch_ns: int | None
+    format: str
+    metadata: Mapping[str, str]
+    notes: tuple[Note, ...] = ()
+
+
+@dataclass(slots=True)
+class _Content:
+    """What the planes hold, before it is related."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    marks: list[Mark] = field(default_factory=list)
+    tpus: list[_xla_tpu.TpuPlane] = field(default_factory=list)
+
+
+class _Instructions(dict[tuple[int, str], tuple[int, Kind]]):
+    """Row and kind of each instruction by program and name, found when first asked for."""
+
+    def __init__(self, programs: Programs) -> None:
+        super().__init__()
+        self._programs = programs
+        self._rows: dict[int, dict[str, int]] = {}
+
+    def __missing__(self, key: tuple[int, str]) -> tuple[int, Kind]:
+        program, name = key
+        module = self._programs.get(program)
+        row = ABSENT if module is None else self._rows_of(module, program).get(name, ABSENT)
+        by_name = kind_of(operation_of_name(name))
+        self[key] = row, by_name if module is None or row == ABSENT else kind_of_instruction(module, row)
+        return self[key]
+
+    def _rows_of(self, module: HloModule, program: int) -> dict[str, int]:
+        if program not in self._rows:
+            self._rows[program] = {name: row for row, name in enumerate(module.instruction_name)}
+        return self._rows[program]
+
+
+def xla_trace(planes: Iterable[Plane], programs: Programs, about: About, count: Count) -> tuple[Trace, Programs]:
+    """Interpret the planes of one process.
+
+    Args:
+        planes: Devices and host, in any order.
+        programs: Modules that came with the trace.
+        about: What the file says of the whole.
+        count: What was read and left out so far; what is left out here is added.
+
+    Returns:
+        The canonical trace; the programs, and those besides that only the operations' own texts describe.
+    """
+    content = _Content()
+    for plane in planes:
+        _read_plane(plane, programs, content, count)
+    programs = {**_xla_tpu.text_programs(content.tpus), **programs}
+    return _assembled(content, programs, about, count), programs
+
+
+def _read_plane(plane: Plane, programs: Programs, content: _Content, count: Count) -> None:
+    if match := _xla_gpu.PLANE.match(plane.name):
+        content.chunks += _xla_gpu.gpu_chunks(plane, int(match[1]), programs, count)
+    elif match := _xla_tpu.PLANE.match(plane.name):
+        content.tpus.append(_xla_tpu.tpu_plane(plane, int(match[1]), count))
+        content.chunks += content.tpus[-1].chunks
+    elif plane.name.startswith(("/device:", "#", "/host:__")):  # parts of a device, counters, call stacks
+        count.drop(DERIVED_LINE, sum(len(line) for line in plane.lines))
+    else:
+        for line in plane.lines:
+            chunks, marks = host_chunks(line, count)
+            content.chunks += chunks
+            content.marks += marks
+
+
+def _assembled(content: _Content, programs: Programs, about: About, count: Count) -> Trace:
+    chunks, rank = content.chunks, about.rank.rank
+    strings: dict[str, int] = {}
+
+    def code(text: str) -> int:
+        return strings.setdefault(text, len(strings))
+
+    offsets = np.cumsum([0, *(len(chunk.names) for chunk in chunks)])[:-1]
+    keys = list(dict.fromkeys(chunk.lane for chunk in chunks))
+    lane = np.repeat([keys.index(chunk.lane) for chunk in chunks], [len(chunk.names) for chunk in chunks])
+    names = [code(name) for chunk in chunks for name in chunk.names]
+    hlo, instruction, said = _executed(chunks, offsets, programs)
+    kind = _column(chunks, "kind")
+    unsaid = kind[hlo.event] == ABSENT
+    kind[hlo.event[unsaid]] = said[unsaid]
+    events = Events(
+        _column(chunks, "start_ns"),
+        _column(chunks, "end_ns"),
+        lane.astype(np.int32),
+        np.array(names, np.int32),
+        kind.astype(np.int8),
+        _column(chunks, "correlation"),
+    )
+    device = np.array([key.device for key in keys], np.int64)[lane[hlo.event]] if keys else hlo.run
+    talking, groups = communications(_talking(hlo, events, device, instruction), programs, code)
+    on_tpus = ((plane.device, execution) for plane in content.tpus for execution in plane.executions)
+    return canonical(
+        Trace(
+            events=events,
+            lanes=_lanes(keys, rank),
+            strings=tuple(strings),
+            groups=groups,
+            communications=talking,
+            syncs=empty(Syncs),
+            flows=flows(chunks, offsets),
+            hlo=hlo,
+            launches=launches(chunks, offsets, on_tpus, rank),
+            marks=_marks(content.marks, rank),
+            ranks=(about.rank,),
+            epoch_ns=about.epoch_ns,
+            format=about.format,
+            tally=Tally(count.read, len(events), {}, dict(count.dropped), about.notes),
+            metadata=about.metadata,
+        )
+    )
+
+
+def _column(chunks: Sequence[Chunk], name: str) -> Int64:
+    return np.concatenate([getattr(chunk, name) for chunk in chunks] or [[]]).astype(np.int64)
+
+
+def _executed(chunks: Sequence[Chunk], offsets: Int64, programs: Programs) -> tuple[HloEvents, list[str], Int64]:
+    """Executed instructions, their names and their kinds."""
+    parts = [(offset, chunk.hlo) for offset, chunk in zip(offsets, chunks, strict=True) if chunk.hlo]
+    program = np.concatenate([hlo.program for _, hlo in parts] or [np.empty(0, np.int64)])
+    names = [name for _, hlo in parts for name in hlo.instruction]
+    known = _Instructions(programs)
+    found = np.array([known[int(key), name] for key, name in zip(program, names, strict=True)], np.int64).reshape(-1, 2)
+    event = np.concatenate([offset + hlo.row for offset, hlo in parts] or [np.empty(0, np.int64)])
+    run = np.concatenate([hlo.run for _, hlo in parts] or [np.empty(0, np.int64)])
+    return HloEvents(event.astype(np.int32), program, found[:, 0].astype(np.int32), run), names, found[:, 1]
+
+
+def _talking(hlo: HloEvents, events: Events, device: Int64, names: list[str]) -> Executed:
+    """The executed instructions that communicate."""
+    rows = np.flatnonzero(events.kind[hlo.event] == Kind.COMMUNICATION)
+    everyone = {
+        int(program): tuple(np.unique(device[hlo.program == program]).tolist())
+        for program in np.unique(hlo.program[rows])
+    }
+    return Executed(
+        hlo.event[rows].astype(np.int64),
+        events.start_ns[hlo.event[rows]],
+        device[rows],
+        hlo.program[rows],
+        hlo.run[rows],
+        hlo.instruction[rows],
+        [names[row] for row in rows],
+        everyone,
+    )
+
+
+def _lanes(keys: Sequence[LaneKey], rank: int) -> Lanes:
+    return Lanes(
+        np.full(len(keys), rank, np.int32),
+        np.array([key.device for key in keys], np.int32),
+        np.array([key.kind for key in keys], np.int8),
+        np.array([key.stream for key in keys], np.int64),
+        tuple(key.name for key in keys),
+    )
+
+
+def _marks(marks: Sequence[Mark], rank: int) -> Marks:
+    step, start_ns, end_ns = np.array(marks, np.int64).reshape(-1, 3).T
+    return Marks(step, np.full(len(marks), rank, np.int32), start_ns, end_ns)

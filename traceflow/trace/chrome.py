@@ -1,0 +1,148 @@
+"""Read trace-event JSON (`*.trace.json.gz`) as the JAX profiler writes it beside an XSpace.
+
+It shows the same planes and lines as processes and threads, without the compiled programs. Timestamps are decimal
+microseconds with digits down to picoseconds; they are taken from the text, since a binary fraction would lose them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Mapping
+from decimal import ROUND_FLOOR, Decimal
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from traceflow.errors import TraceflowError
+from traceflow.evidence import Evidence
+from traceflow.trace._xla_lines import Count, Line, Plane, Stats, distinct_names, noise
+from traceflow.trace._xla_trace import About, xla_trace
+from traceflow.trace.model import Rank
+
+_GZIP = b"\x1f\x8b"
+_LONGEST_US = 10**15  # 30 years
+
+_Event: TypeAlias = Mapping[str, Any]
+_Place: TypeAlias = tuple[object, object, object]
+
+
+def read_chrome(path: Path, *, rank: int = 0) -> Evidence:
+    """Read one trace-event JSON file, compressed or not.
+
+    Args:
+        path: The file.
+        rank: The process that recorded it; the file does not say.
+
+    Returns:
+        Its trace, and the programs that the texts of TPU operations describe. Absolute time is not recorded.
+
+    Raises:
+        TraceflowError: TF103 when the file is no JSON, TF105 when its compression is damaged, TF104 when nothing
+            happened in it, TF107 when it is JSON of another kind.
+    """
+    events = _events(path)
+    count = Count()
+    about = About(Rank(rank, path.name.partition(".")[0], None, str(path)), None, "chrome", {})
+    trace, programs = xla_trace(_planes(events, count), {}, about, count)
+    if not len(trace.events):
+        raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
+    return Evidence(trace, programs)
+
+
+def _events(path: Path) -> list[_Event]:
+    """The events of a file; what is no event, as the empty object that ends the list, is left out."""
+    content = path.read_bytes()
+    if content.startswith(_GZIP):
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise TraceflowError("TF105", f"cannot read {path}", str(error), "copy the file again") from error
+    try:
+        document = json.loads(content, parse_float=Decimal)
+    except (ValueError, RecursionError) as error:
+        why = f"it is no complete JSON ({error})"
+        raise TraceflowError("TF103", f"cannot read {path}", why, "copy the file again, or record again") from error
+    events = document.get("traceEvents") if isinstance(document, dict) else document
+    if not isinstance(events, list):
+        raise TraceflowError("TF107", f"cannot read {path}", "the JSON has no traceEvents", "give a trace")
+    return [event for event in events if isinstance(event, dict) and "ph" in event]
+
+
+def _planes(events: list[_Event], count: Count) -> list[Plane]:
+    """Processes as planes and threads as lines."""
+    processes: dict[object, dict[object, list[_Event]]] = {}
+    for event in events:
+        if event["ph"] != "M":
+            count.read += 1
+            reason = _unusable(event)
+            if reason:
+                count.drop(reason, 1)
+            else:
+                processes.setdefault(event.get("pid"), {}).setdefault(event.get("tid"), []).append(event)
+    names = {_place(event): _title(event) for event in events if event["ph"] == "M"}
+    return [
+        Plane(names.get((process, "process_name", None), f"process {process}"), _lines(threads, process, names))
+        for process, threads in processes.items()
+    ]
+
+
+def _place(event: _Event) -> _Place:
+    """What a metadata event is about: a process, or one of its threads."""
+    kind = event.get("name")
+    return event.get("pid"), kind, None if kind == "process_name" else event.get("tid")
+
+
+def _title(event: _Event) -> str:
+    arguments = event.get("args")
+    return str(arguments.get("name", "")) if isinstance(arguments, dict) else ""
+
+
+def _lines(threads: Mapping[object, list[_Event]], process: object, names: Mapping[_Place, str]) -> list[Line]:
+    named = [
+        (names.get((process, "thread_name", thread), ""), thread if isinstance(thread, int) else 0)
+        for thread in threads
+    ]
+    titles = distinct_names(named)
+    return [
+        _line(title, thread, events) for title, (_, thread), events in zip(titles, named, threads.values(), strict=True)
+    ]
+
+
+def _line(name: str, thread: int, events: list[_Event]) -> Line:
+    start_ps = [_picoseconds(event["ts"]) for event in events]
+    end_ps = [start + _picoseconds(event["dur"]) for start, event in zip(start_ps, events, strict=True)]
+    return Line(
+        name,
+        thread,
+        [str(event["name"]) for event in events],
+        np.array([time // 1000 for time in start_ps], np.int64),
+        np.array([time // 1000 for time in end_ps], np.int64),
+        [_stats(event) for event in events],
+    )
+
+
+def _stats(event: _Event) -> Stats:
+    arguments = event.get("args")
+    return arguments if isinstance(arguments, dict) else {}
+
+
+def _unusable(event: _Event) -> str | None:
+    """Why an event is left out, None where it is not."""
+    if event["ph"] != "X":
+        return "not a span"
+    if "name" not in event:
+        return "without a name"
+    if not (_is_time(event.get("ts")) and _is_time(event.get("dur")) and event["dur"] >= 0):
+        return "without a valid time"
+    return noise(str(event["name"]))
+
+
+def _is_time(value: object) -> bool:
+    return isinstance(value, int | Decimal) and -_LONGEST_US < value < _LONGEST_US
+
+
+def _picoseconds(microseconds: int | Decimal) -> int:
+    return int((Decimal(microseconds) * 1_000_000).to_integral_value(ROUND_FLOOR))
