@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.savings import Savings
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
     from traceflow.evidence import Evidence
+    from traceflow.graph import DependencyGraph
     from traceflow.program.module import Programs
     from traceflow.trace.model import Trace
 
@@ -50,6 +52,12 @@ class Run:
 
         return dependencies(self.trace, self.programs)
 
+    def graph(self, *, step: int | None = None) -> DependencyGraph:
+        """The dependency graph of a window; see :func:`traceflow.analyzers.window.in_window`."""
+        from traceflow.analyzers.window import in_window
+
+        return in_window(self.trace, self.dependencies, step)[1]
+
     def summary(self) -> Summary:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
         from traceflow.analyzers.summary import summary
@@ -74,6 +82,12 @@ class Run:
 
         chosen = None if ranks is None else frozenset(ranks)
         return what_if(self.trace, self.dependencies, changes, ranks=chosen, step=step)
+
+    def savings(self, *, step: int | None = None, top: int = 3) -> Savings:
+        """What would shorten a window most; see :func:`traceflow.analyzers.savings.savings`."""
+        from traceflow.analyzers.savings import savings
+
+        return savings(self.trace, self.dependencies, step=step, top=top)
 
     def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
         """Write one offline HTML file that explains the run, and return its path.
