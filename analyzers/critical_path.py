@@ -80,7 +80,7 @@ class CriticalPath:
     window: Window
     segments: Segments
     slack: Slack | None = None
-    error_ns: int | None = 0
+    error_ns: int = 0  # how far a moment on one rank may be off against another's
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = field(default=())
@@ -147,6 +147,7 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         window=window,
         segments=segments_of(trace, graph),
         slack=_slack(trace, graph) if slack else None,
+        error_ns=trace.clock_error_ns,
         notes=found.notes,
     )
 

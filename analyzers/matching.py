@@ -62,12 +62,16 @@ class Matches:
     pair_target: Int32
 
 
-def match(trace: Trace) -> Matches:
+def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
     """Match the communication calls of all participants; refuse rather than mis-pair.
 
     Collectives: equal (group, key, sequence) on every member of the group. Without a sequence number the k-th
     call of each member is taken, provided that all members made the same calls in the same order.
     Point-to-point: first in, first out per (group, source, destination), provided that both ends count the same.
+
+    Args:
+        trace: The evidence.
+        across_clocks: Match also participants whose times cannot be compared, as clock alignment needs it.
 
     Complexity: O(rows log rows).
     """
@@ -79,7 +83,8 @@ def match(trace: Trace) -> Matches:
     key, why = _instance_keys(trace, group, operations, p2p, arrival)
     instance = _numbered(key, why == Unmatched.MATCHED)
     why = _complete(instance, why, np.where(p2p, 2, size), np.where(p2p, np.isin(operations, list(SENDS)), c.member))
-    why = _on_one_clock(trace, instance, why)
+    if not across_clocks:
+        why = _on_one_clock(trace, instance, why)
     instance = np.where(why == Unmatched.MATCHED, instance, ABSENT)
     base = Matches(
         instance.astype(np.int32),
@@ -166,23 +171,11 @@ def _complete(instance: Int64, why: Int8, size: Int64, member: Int64) -> Int8:
     return why
 
 
-def clocks(trace: Trace) -> dict[int, object]:
-    """Which clock each rank reads: ranks of one host share it; without a common epoch each rank has its own.
-
-    Returns:
-        A value per rank, equal for ranks whose times can be compared.
-    """
-    if trace.epoch_ns is None and len(trace.ranks) > 1:
-        return {rank.rank: rank.rank for rank in trace.ranks}
-    return {rank.rank: rank.host for rank in trace.ranks}
-
-
 def _on_one_clock(trace: Trace, instance: Int64, why: Int8) -> Int8:
     """Refuse instances whose participants read different clocks."""
-    known: dict[object, int] = {}
-    clock_of = {rank: known.setdefault(clock, len(known)) for rank, clock in clocks(trace).items()}
+    clock_of = {rank.rank: rank.clock for rank in trace.ranks}
     rows = np.flatnonzero((instance >= 0) & (why == Unmatched.MATCHED))
-    if len(known) < 2 or not len(rows):
+    if len(set(clock_of.values())) < 2 or not len(rows):
         return why
     lane = trace.events.lane[trace.communications.event[rows]]
     clock = np.array([clock_of[rank] for rank in trace.lanes.rank[lane].tolist()])

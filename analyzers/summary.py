@@ -150,9 +150,9 @@ def _steps(trace: Trace, found: Dependencies) -> tuple[Step, ...]:
                 int(marks.rank[i]),
                 start,
                 _end(trace, found, int(marks.step[i]), int(marks.end_ns[i])) - start,
-                _end_of(trace, inside, CALL),
-                _end_of(trace, inside, READY),
-                _end_of(trace, inside, FETCH),
+                _end_of(trace, inside, CALL, first=True),
+                _end_of(trace, inside, READY, first=True),
+                _end_of(trace, inside, FETCH, first=False),
                 bool((inside & compiles).any()),
             )
         )
@@ -173,9 +173,10 @@ def _inside(trace: Trace, rank: int, start_ns: int, end_ns: int) -> Bool:
     return mine & (e.start_ns >= start_ns) & (e.start_ns < end_ns)
 
 
-def _end_of(trace: Trace, inside: Bool, name: str) -> int | None:
+def _end_of(trace: Trace, inside: Bool, name: str, *, first: bool) -> int | None:
+    """End of the first or last annotation of a name inside a step; work launched after a fetch is awaited again."""
     ends = trace.events.end_ns[inside & _named(trace, (name,), whole=True)]
-    return int(ends.max()) if len(ends) else None
+    return (int(ends.min()) if first else int(ends.max())) if len(ends) else None
 
 
 def _named(trace: Trace, names: tuple[str, ...], *, whole: bool) -> Bool:

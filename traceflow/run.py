@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from traceflow.analyzers.changes import Drop, Scale
+    from traceflow.analyzers.clocks import Clocks
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
     from traceflow.analyzers.savings import Savings
+    from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
     from traceflow.evidence import Evidence
@@ -35,10 +37,19 @@ class Run:
     evidence: Evidence
     inputs: tuple[str, ...]
 
-    @property
+    @cached_property
+    def clocks(self) -> Clocks:
+        """Offsets between the clocks of the ranks' hosts; see :func:`traceflow.analyzers.clocks.clocks`."""
+        from traceflow.analyzers.clocks import clocks
+
+        return clocks(self.evidence.trace)
+
+    @cached_property
     def trace(self) -> Trace:
-        """What the devices and the host did."""
-        return self.evidence.trace
+        """What the devices and the host did, all ranks on the reference rank's clock where that is known."""
+        from traceflow.analyzers.clocks import aligned
+
+        return aligned(self.evidence.trace, self.clocks)
 
     @property
     def programs(self) -> Programs:
@@ -60,7 +71,8 @@ class Run:
 
     def summary(self) -> Summary:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
-        from traceflow.analyzers.summary import summary
+        from traceflow.analyzers.stragglers import Stragglers
+    from traceflow.analyzers.summary import summary
 
         return summary(self.trace, self.dependencies)
 
@@ -72,9 +84,16 @@ class Run:
 
     def communication(self, *, step: int | None = None) -> Communication:
         """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
-        from traceflow.analyzers.communication import communication
+        from traceflow.analyzers.clocks import Clocks
+    from traceflow.analyzers.communication import communication
 
         return communication(self.trace, self.dependencies, step=step)
+
+    def stragglers(self, *, step: int | None = None) -> Stragglers:
+        """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`."""
+        from traceflow.analyzers.stragglers import stragglers
+
+        return stragglers(self.trace, self.dependencies, step=step)
 
     def what_if(self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None) -> WhatIf:
         """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""

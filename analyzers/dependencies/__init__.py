@@ -13,7 +13,7 @@ from traceflow.analyzers.dependencies.nesting import nesting
 from traceflow.analyzers.dependencies.rendezvous import rendezvous
 from traceflow.analyzers.dependencies.slices import cut
 from traceflow.analyzers.dependencies.synchronisation import synchronisation
-from traceflow.analyzers.matching import Matches, clocks, match
+from traceflow.analyzers.matching import Matches, match
 from traceflow.graph import DependencyGraph, dependency_graph
 from traceflow.program.module import Programs
 from traceflow.result import Note
@@ -77,7 +77,7 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
         notes.append(Note("TF303", text, ("/result/segments",)))
     if stuck_out:
         notes.append(Note("TF309", f"{stuck_out} host events end after the event they are in; they were cut to it"))
-    if len(set(clocks(trace).values())) > 1:
+    if len({rank.clock for rank in trace.ranks}) > 1:
         text = "the ranks read different clocks, which are not aligned: no figure crosses between them"
         notes.append(Note("TF308", text, ("/result",)))
     if not (trace.lanes.device != ABSENT).any():

@@ -20,6 +20,7 @@ from traceflow.trace.model import (
     Lanes,
     Launches,
     Marks,
+    Rank,
     Syncs,
     Trace,
 )
@@ -85,7 +86,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
         first,
         strings=tuple(strings),
         groups=tuple(group for trace in traces for group in trace.groups),
-        ranks=tuple(rank for trace in traces for rank in trace.ranks),
+        ranks=_with_clocks([rank for trace in traces for rank in trace.ranks], comparable=base is not None),
         epoch_ns=base,
         tally=sum((trace.tally for trace in traces), Tally()),
         metadata={key: value for trace in reversed(traces) for key, value in trace.metadata.items()},
@@ -96,6 +97,14 @@ def merge(traces: Sequence[Trace]) -> Trace:
         **{name: _stacked([getattr(t, name) for t in shifted]) for name in _TABLES},
     )
     return canonical(joined)
+
+
+def _with_clocks(ranks: list[Rank], *, comparable: bool) -> tuple[Rank, ...]:
+    """Ranks of one host share a clock; without a common epoch each rank has its own."""
+    numbers: dict[object, int] = {}
+    return tuple(
+        replace(rank, clock=numbers.setdefault(rank.host if comparable else rank.rank, len(numbers))) for rank in ranks
+    )
 
 
 _TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks")

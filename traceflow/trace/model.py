@@ -171,9 +171,10 @@ class Rank:
     """What the trace says of one rank."""
 
     rank: int
-    host: str | None  # ranks of one host share a clock
+    host: str | None
     world_size: int | None
     source: str  # the file it came from
+    clock: int = 0  # ranks with the same number read one clock: their times can be compared
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,6 +195,7 @@ class Trace:
     epoch_ns: int | None  # absolute time of ns 0, since 1970; None where the trace does not say
     format: str  # kineto, xspace, chrome, operations
     tally: Tally
+    clock_error_ns: int = 0  # how far two moments of ranks on one aligned clock may be apart in truth
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -1,0 +1,225 @@
+"""Who was late by their own doing, and what it cost: work that took longer than the same work elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.window import Window, in_window
+from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.trace.model import ABSENT, Int64, Rows, Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_CAUSES = {
+    SliceKind.HOST: "host",
+    SliceKind.COMPUTE: "compute",
+    SliceKind.COPY: "copy",
+    SliceKind.TRANSFER: "transfer",
+}
+_WORTH_A_FINDING = 0.01
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """One cause: all work of one name on one participant, and what the window would save if it were as elsewhere."""
+
+    rank: int
+    device: int | None
+    cost_ns: int
+    cause: str  # host, compute, copy, transfer or launch
+    lane: str
+    name: str
+    stage: str | None  # the innermost annotation around it, where the trace has one
+    duration_ns: int
+    peer_ns: int
+    peers: int
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `ranking`."""
+        baseline = "the other rank" if self.peers == 1 else f"the median of {self.peers} peers"
+        return {
+            "rank": self.rank,
+            "device": self.device,
+            "cost_ns": self.cost_ns,
+            "cause": self.cause,
+            "lane": self.lane,
+            "name": self.name,
+            "stage": self.stage,
+            "evidence": {"duration_ns": self.duration_ns, "baseline_ns": self.peer_ns, "baseline": baseline},
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stragglers:
+    """Causes of lateness, costliest first; whoever only waited is not among them."""
+
+    kind: ClassVar[str] = "stragglers"
+    window: Window
+    ranking: tuple[Straggler, ...]
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        return {"window": {**self.window.to_dict()}, "ranking": [row.to_dict() for row in self.ranking]}
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per cause."""
+        import pandas as pd
+
+        return pd.DataFrame([row.to_dict() for row in self.ranking])
+
+
+def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) -> Stragglers:
+    """Rank the causes of lateness by what they cost.
+
+    cost = measured length of the window - its replayed length with the cause at the median of its peers (at the
+    fastest where there are two ranks in all). A cause is all work of one name on one participant; its peers are
+    the same name on the other ranks, compared occurrence by occurrence where the counts agree, in sum elsewhere.
+    A rank that only waited costs nothing.
+
+    Args:
+        trace: The evidence, all ranks on one clock.
+        found: Its dependencies.
+        step: Which step; the whole capture where None.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step.
+    """
+    window, graph = in_window(trace, found, step)
+    if len(trace.ranks) < 2:
+        reason = "only one rank is present: it has no peers to be compared with"
+        return Stragglers(window=window, ranking=(), skipped=(Skipped("/result/ranking", reason),), notes=found.notes)
+    costs = [cause for cause in _causes(trace, graph) if cause.cost_ns > 0]
+    ranking = tuple(sorted(costs, key=lambda row: (-row.cost_ns, row.rank, row.cause, row.name)))
+    return Stragglers(window=window, ranking=ranking, findings=_findings(ranking, window), notes=found.notes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """Everything that can be late: slices by their work, launches by their lag. One row each."""
+
+    place: Int64  # slice, or vertex of the launch's lag
+    launch: Rows
+    duration_ns: Int64
+    rank: Rows
+    device: Rows
+    name: Rows
+    cause: Rows
+
+
+def _causes(trace: Trace, graph: DependencyGraph) -> Iterator[Straggler]:
+    """Every cause on the critical path that took longer than its peers; nothing else can cost anything."""
+    work = _work(trace, graph)
+    on_path = _on_path(graph, work)
+    key = np.column_stack((work.cause, work.name))
+    code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
+    late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path)}
+    for which, rank in sorted(late):
+        same = np.flatnonzero(code == which)
+        mine = same[work.rank[same] == rank]
+        peers = [same[work.rank[same] == other] for other in np.unique(work.rank[same]) if other != rank]
+        if not peers:
+            continue
+        target = _as_peers(work, mine, peers)
+        if target.sum() < work.duration_ns[mine].sum():
+            yield _cost(trace, graph, work, mine, target, len(peers))
+
+
+def _work(trace: Trace, graph: DependencyGraph) -> _Work:
+    """Slices that work and lags of launches, by participant and name."""
+    slices = graph.slices
+    rows = np.flatnonzero((slices.event != NO_EVENT) & np.isin(slices.kind, list(_CAUSES)) & (graph.work_ns > 0))
+    launches = np.isin(graph.kind[graph.binding], (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH))
+    vertices = np.flatnonzero((graph.binding >= 0) & launches & (graph.lag_ns > 0))
+    of_slice = np.concatenate((rows, vertices >> 1))
+    is_launch = np.concatenate((np.zeros(len(rows), bool), np.ones(len(vertices), bool)))
+    lane = slices.lane[of_slice]
+    return _Work(
+        np.concatenate((rows, vertices)),
+        is_launch,
+        np.concatenate((graph.work_ns[rows], graph.lag_ns[vertices])),
+        trace.lanes.rank[lane],
+        trace.lanes.device[lane],
+        trace.events.name[slices.event[of_slice]],
+        np.where(is_launch, -1, slices.kind[of_slice]),
+    )
+
+
+def _on_path(graph: DependencyGraph, work: _Work) -> Rows:
+    vertex = graph.path()
+    slices = np.zeros(len(graph.slices), bool)
+    slices[vertex >> 1] = True
+    lags = np.zeros(graph.vertices, bool)
+    lags[vertex] = True
+    return np.where(
+        work.launch, lags[np.where(work.launch, work.place, 0)], slices[np.where(work.launch, 0, work.place)]
+    )
+
+
+def _as_peers(work: _Work, mine: Int64, peers: list[Int64]) -> Int64:
+    """The durations that the cause would have if it were as its peers."""
+    own = work.duration_ns[mine]
+    choose = np.median if len(peers) > 1 else np.min
+    if all(len(other) == len(mine) for other in peers):
+        expected = choose(np.stack([work.duration_ns[other] for other in peers]), axis=0)
+        as_peers: Int64 = np.minimum(own, np.rint(expected)).astype(np.int64)
+        return as_peers
+    total = float(choose(np.array([work.duration_ns[other].sum() for other in peers]), axis=0))
+    scaled: Int64 = np.rint(own * min(1.0, total / own.sum())).astype(np.int64)
+    return scaled
+
+
+def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target: Int64, peers: int) -> Straggler:
+    work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
+    (lag_ns if work.launch[mine[0]] else work_ns)[work.place[mine]] = target
+    end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
+    longest = mine[np.argmax(work.duration_ns[mine] - target)]
+    row = int(work.place[longest]) >> int(work.launch[longest])
+    device = int(work.device[longest])
+    return Straggler(
+        int(work.rank[longest]),
+        None if device == ABSENT else device,
+        graph.end_ns - end_ns,
+        "launch" if work.launch[longest] else _CAUSES[SliceKind(int(work.cause[longest]))],
+        trace.lanes.name[graph.slices.lane[row]],
+        trace.strings[work.name[longest]],
+        _stage(trace, int(graph.slices.event[row])),
+        int(work.duration_ns[mine].sum()),
+        int(target.sum()),
+        peers,
+    )
+
+
+def _stage(trace: Trace, event: int) -> str | None:
+    """The innermost other event of the same lane that encloses an event."""
+    e = trace.events
+    around = np.flatnonzero(
+        (e.lane == e.lane[event]) & (e.start_ns <= e.start_ns[event]) & (e.end_ns >= e.end_ns[event])
+    )
+    around = around[around < event]
+    return trace.strings[e.name[around[-1]]] if len(around) else None
+
+
+def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            code="TF202",
+            severity=Severity.WARNING,
+            title=f"rank {row.rank} is late: {row.name} ({row.cause}) takes longer than on its peers",
+            provenance=Provenance.MODELLED,
+            suggestion="look at this rank's own work first; the others only wait for it",
+            cost_ns=row.cost_ns,
+            evidence=row.to_dict(),
+        )
+        for row in ranking[:3]
+        if row.cost_ns > _WORTH_A_FINDING * window.duration_ns
+    )
