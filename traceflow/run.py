@@ -71,8 +71,7 @@ class Run:
 
     def summary(self) -> Summary:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
-        from traceflow.analyzers.stragglers import Stragglers
-    from traceflow.analyzers.summary import summary
+        from traceflow.analyzers.summary import summary
 
         return summary(self.trace, self.dependencies)
 
@@ -84,8 +83,7 @@ class Run:
 
     def communication(self, *, step: int | None = None) -> Communication:
         """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
-        from traceflow.analyzers.clocks import Clocks
-    from traceflow.analyzers.communication import communication
+        from traceflow.analyzers.communication import communication
 
         return communication(self.trace, self.dependencies, step=step)
 
