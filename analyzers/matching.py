@@ -7,12 +7,13 @@ from enum import IntEnum
 
 import numpy as np
 
-from traceflow.trace.model import ABSENT, Bool, Int8, Int32, Int64, Trace
+from traceflow.trace.model import ABSENT, Bool, Int8, Int32, Int64, LaneKind, Trace
 
 SENDS = frozenset({"send", "isend", "batch_isend"})
 RECEIVES = frozenset({"recv", "irecv", "recv_any_source"})
 FROM_ROOT = frozenset({"broadcast", "_broadcast_oop", "scatter", "collective-broadcast"})
 TO_ROOT = frozenset({"reduce", "_reduce_oop", "gather"})
+PERMUTE = "collective-permute"
 
 
 class Unmatched(IntEnum):
@@ -92,7 +93,7 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
         p2p,
         np.zeros(len(arrival), np.int64),
         np.full(len(arrival), ABSENT, np.int32),
-        (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace) & ~p2p,
+        (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace, operations) & ~p2p,
         np.empty(0, np.int32),
         np.empty(0, np.int32),
     )
@@ -185,11 +186,17 @@ def _on_one_clock(trace: Trace, instance: Int64, why: Int8) -> Int8:
     return why
 
 
-def _skips_pairs(trace: Trace) -> Bool:
-    """Rows whose splits leave out some peer, so that not every pair exchanges rows."""
-    codes = np.unique(np.concatenate((trace.communications.in_splits, trace.communications.out_splits)))
+def _skips_pairs(trace: Trace, operations: Int64) -> Bool:
+    """Rows of which not every pair exchanges data: splits that leave out a peer, and permutes.
+
+    XLA's virtual CPU devices meet in one rendezvous even for a permute, so there everybody waits for everybody.
+    """
+    c = trace.communications
+    codes = np.unique(np.concatenate((c.in_splits, c.out_splits)))
     sparse = [code for code in codes if code >= 0 and 0 in _splits(trace.strings[code])]
-    return np.isin(trace.communications.in_splits, sparse) | np.isin(trace.communications.out_splits, sparse)
+    meets = trace.lanes.kind[trace.events.lane[c.event]] == LaneKind.WORKER
+    permutes: Bool = (operations == PERMUTE) & ~meets
+    return permutes | np.isin(c.in_splits, sparse) | np.isin(c.out_splits, sparse)
 
 
 def _splits(text: str) -> list[int]:
@@ -236,6 +243,9 @@ def _needs(trace: Trace, rows: Int64, operation: str, *, point_to_point: bool) -
         if len(root) != 1:
             return None
         return [(root[0], row) if operation in FROM_ROOT else (row, root[0]) for row in others]
+    if operation == PERMUTE:
+        at = {int(c.member[row]): int(row) for row in rows}
+        return [(at[int(c.source[row])], int(row)) for row in rows if int(c.source[row]) in at and at[int(c.source[row])] != row]
     place = {int(member): at for at, member in enumerate(np.sort(c.member[rows]))}
     sends = {int(row): _splits(trace.strings[c.in_splits[row]]) for row in rows if c.in_splits[row] >= 0}
     return [

@@ -163,7 +163,7 @@ class _Producers:
         module = self.module
         operands = _part(module.operands, module.operand_offsets, i)
         match module.opcode[i]:
-            case "get-tuple-element":
+            case "get-tuple-element" if operands:
                 return self._behind(operands[0], int(module.tuple_index[i]))
             case "tuple" if element >= 0:
                 return self._behind(operands[element], ABSENT)
