@@ -245,7 +245,11 @@ def _needs(trace: Trace, rows: Int64, operation: str, *, point_to_point: bool) -
         return [(root[0], row) if operation in FROM_ROOT else (row, root[0]) for row in others]
     if operation == PERMUTE:
         at = {int(c.member[row]): int(row) for row in rows}
-        return [(at[int(c.source[row])], int(row)) for row in rows if int(c.source[row]) in at and at[int(c.source[row])] != row]
+        return [
+            (at[int(c.source[row])], int(row))
+            for row in rows
+            if int(c.source[row]) in at and at[int(c.source[row])] != row
+        ]
     place = {int(member): at for at, member in enumerate(np.sort(c.member[rows]))}
     sends = {int(row): _splits(trace.strings[c.in_splits[row]]) for row in rows if c.in_splits[row] >= 0}
     return [

@@ -51,15 +51,28 @@ def run_starts(trace: Trace, cut: Cut, dependent: Int64) -> list[Edges]:
         cut: Its slices.
         dependent: Events that some operand already binds; they wait for nothing else.
     """
-    first = np.setdiff1d(trace.hlo.event, dependent)
-    where = np.isin(trace.hlo.event, first)
-    unordered = np.isin(trace.lanes.kind[trace.events.lane[trace.hlo.event]], [LaneKind.WORKER])
-    launch = _launch_pairs(trace, np.flatnonzero(where & unordered))
-    before = _runs_before(trace, np.flatnonzero(where & unordered), np.flatnonzero(unordered))
+    kind = trace.lanes.kind[trace.events.lane[trace.hlo.event]]
+    unordered = np.flatnonzero(kind == LaneKind.WORKER)
+    roots = unordered[~np.isin(trace.hlo.event[unordered], dependent)]
+    launch = _launch_pairs(trace, np.concatenate((roots, _first_of_run(trace, np.flatnonzero(kind == LaneKind.LINE)))))
+    before = _runs_before(trace, roots, unordered)
     return [
         Edges(cut.start_of(launch[0]), cut.start_of(launch[1]), EdgeKind.LAUNCH),
         Edges(cut.end_of(before[0]), cut.start_of(before[1]), EdgeKind.STREAM_ORDER),
     ]
+
+
+def _first_of_run(trace: Trace, rows: Int64) -> Int64:
+    """Of the given rows of the HLO table, those whose event is the first of its run on its device."""
+    lane = trace.events.lane[trace.hlo.event[rows]]
+    start_ns = trace.events.start_ns[trace.hlo.event[rows]]
+    run = np.column_stack(
+        (trace.lanes.rank[lane], trace.lanes.device[lane], trace.hlo.program[rows], trace.hlo.run[rows])
+    )
+    order = np.lexsort((start_ns, *run.T[::-1]))
+    first = np.ones(len(rows), bool)
+    first[1:] = (run[order][1:] != run[order][:-1]).any(axis=1)
+    return rows[order[first]]
 
 
 def _by_program(trace: Trace, programs: Programs) -> list[tuple[int, Int64]]:
