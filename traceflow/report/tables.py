@@ -1,0 +1,46 @@
+"""Tables for a terminal: figures stand to the right and are never cut, names take what room is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from rich.box import Box
+from rich.table import Table
+from rich.text import Text
+
+from traceflow.report.names import printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions
+
+_RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+_GAP = 2  # between columns: one of padding, one that the box adds
+_NARROWEST = 12
+_WORDS = frozenset({"kind", "op", "name", "group", "last", "reason"})
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table as wide as the console; the last column is shortened in its middle where a row would not fit.
+
+    Args:
+        headings: One per column; those in `_WORDS` stand to the left.
+        rows: As many cells each.
+    """
+
+    headings: tuple[str, ...]
+    rows: Sequence[tuple[str, ...]]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Table]:
+        del console
+        cells = [[printable(cell) for cell in row] for row in (self.headings, *self.rows)]
+        taken = sum(max(map(len, column)) + _GAP for column in list(zip(*cells, strict=True))[:-1])
+        room = max(options.max_width - taken, _NARROWEST)
+        table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
+        for heading in self.headings:
+            table.add_column(Text(heading), justify="left" if heading in _WORDS else "right", no_wrap=True)
+        for *row, name in cells[1:]:
+            table.add_row(*map(Text, row), Text(printable(name, room)))
+        yield table

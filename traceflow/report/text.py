@@ -1,0 +1,386 @@
+"""Results for a terminal: what matters first, one unit per table, and never a figure without its evidence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from heapq import nlargest
+from io import StringIO
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from traceflow.report.names import printable
+from traceflow.report.tables import Rows
+from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Document: TypeAlias = Mapping[str, Any]
+"""What `traceflow.report.json.envelope` makes."""
+
+Row: TypeAlias = Mapping[str, Any]
+
+_ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
+_DEVICE_WORK = frozenset({"compute", "transfer", "communication", "copy"})
+
+
+def render(document: Document, *, top: int = 12, width: int = 80, color: bool = False) -> str:
+    """A result as text.
+
+    Args:
+        document: The result in its envelope.
+        top: Longest tables, in rows; what is left out is counted.
+        width: Characters of a line.
+        color: Whether to mark headings and findings with terminal escapes.
+    """
+    console = Console(file=(text := StringIO()), width=width, force_terminal=color, highlight=False, soft_wrap=False)
+    sections = (_RESULTS[document["kind"]](document, top), _findings(document), _evidence(document), _unknown(document))
+    for section in sections:
+        for part in section:
+            console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def _title(what: str, document: Document) -> Text:
+    """What is shown, of what, and how long that is."""
+    result, step = document["result"], document["request"].get("step")
+    of = "" if step is None else f"step {step}, "
+    title = Text(f"{what}: {of}{', '.join(map(printable, document['inputs']))}", style="bold")
+    if "window" in result:
+        start_ns, end_ns = result["window"]["start_ns"], result["window"]["end_ns"]
+        unit = unit_for([end_ns])
+        window = f"{unit.text(start_ns)} to {unit.text(end_ns)} {unit.name}"
+        title.append(f"\n{duration_text(end_ns - start_ns)}, from {window} of the capture", style="not bold")
+    return title
+
+
+def _heading(text: str) -> Text:
+    return Text(f"\n{text}", style="bold")
+
+
+def _summary(document: Document, top: int) -> Iterator[RenderableType]:
+    result = document["result"]
+    yield _title("Summary", document)
+    yield Text(
+        f"{result['format']}, {result['event_count']:,} events, recorded {document['epoch'] or _why(document, '/epoch')}"
+    )
+    yield Text(f"ranks    {_numbers(result['ranks'])}")
+    yield Text(f"devices  {_devices(result['devices'])}")
+    if result["steps"]:
+        yield from _steps(result["steps"], top)
+    if (steady := result["steady_state"]) is not None:
+        unit = unit_for([steady["maximum_ns"]])
+        low, median, high = (unit.text(steady[f"{which}_ns"]) for which in ("minimum", "median", "maximum"))
+        yield Text(
+            f"\nSteady state: {median} {unit.name}, the median of {steady['steps']} ({low} to {high})", style="bold"
+        )
+
+
+def _steps(steps: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    unit = unit_for(step["duration_ns"] for step in steps)
+    moments = ("returned_ns", "ready_ns", "fetched_ns")
+
+    def row(step: Row) -> tuple[str, ...]:
+        since = [None if step[m] is None else step[m] - step["start_ns"] for m in moments]
+        figures = map(unit.text, (step["start_ns"], step["duration_ns"], *since))
+        return (str(step["step"]), str(step["rank"]), *figures, "compiles" if step.get("compiled") else "")
+
+    yield _heading(f"Steps ({unit.name}; the last three count from the start of the step)")
+    yield Rows(("step", "rank", "start", "duration", "returned", "ready", "fetched", ""), [*map(row, steps[:top])])
+    yield from _left_out(steps, top, "steps")
+
+
+def _critical_path(document: Document, top: int) -> Iterator[RenderableType]:
+    result = document["result"]
+    yield _title("Critical path", document)
+    yield from _by_kind(result["by_kind_ns"], result["makespan_ns"])
+    if len(result["by_rank_ns"]) > 1:
+        yield from _shares("rank", result["by_rank_ns"], result["makespan_ns"])
+    yield from _pieces(result["segments"], result["window"], top)
+    if result["error_ns"]:
+        yield Text(f"\nBetween hosts, times are known to within {duration_text(result['error_ns'])}")
+    if "slack" in result:
+        yield from _slack(result["slack"], top)
+
+
+def _by_kind(by_kind_ns: Mapping[str, int], whole_ns: int) -> Iterator[RenderableType]:
+    yield from _shares("kind", dict(sorted(by_kind_ns.items(), key=lambda item: -item[1])), whole_ns)
+
+
+def _shares(what: str, parts_ns: Mapping[str, int], whole_ns: int) -> Iterator[RenderableType]:
+    unit = unit_for(parts_ns.values())
+    yield Text()
+    yield Rows(
+        (what, unit.name, "share"), [(part, unit.text(ns), share_text(ns, whole_ns)) for part, ns in parts_ns.items()]
+    )
+
+
+def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[RenderableType]:
+    """The longest contiguous pieces of a path, in order of time."""
+    pieces = [_joined(list(group)) for _, group in groupby(segments, key=_piece)]
+    longest = sorted(
+        nlargest(top, pieces, key=lambda piece: int(piece["duration_ns"])), key=lambda piece: int(piece["start_ns"])
+    )
+    whole_ns = window["end_ns"] - window["start_ns"]
+    unit = unit_for([whole_ns])
+    rows = [
+        (
+            unit.text(piece["start_ns"] - window["start_ns"]),
+            unit.text(piece["duration_ns"]),
+            share_text(piece["duration_ns"], whole_ns),
+            piece["kind"],
+            *_where(piece),
+            _described(piece),
+        )
+        for piece in longest
+    ]
+    yield _heading(f"Longest pieces of the path, in order of time ({unit.name})")
+    yield Rows(("at", "took", "share", "kind", "rank", "device", "name"), rows)
+    if rest := len(pieces) - len(longest):
+        left_ns = sum(piece["duration_ns"] for piece in pieces) - sum(piece["duration_ns"] for piece in longest)
+        yield Text(f"and {rest:,} shorter ones, together {duration_text(left_ns)}")
+
+
+def _piece(segment: Row) -> tuple[object, ...]:
+    """Neighbours for which this is equal read as one: host work of a rank whatever it is called."""
+    named = segment["kind"] in _DEVICE_WORK
+    who = segment["waiting_for"] and tuple(segment["waiting_for"].values())
+    return segment["kind"], segment["rank"], segment["device"], named and (segment["name"], who)
+
+
+def _joined(segments: Sequence[Row]) -> Row:
+    """Neighbours as one piece, named after the longest of them."""
+    longest = max(segments, key=lambda segment: int(segment["duration_ns"]))
+    duration_ns = sum(segment["duration_ns"] for segment in segments)
+    return {**longest, "start_ns": segments[0]["start_ns"], "duration_ns": duration_ns}
+
+
+def _described(segment: Row) -> str:
+    if segment["kind"] == "transfer" and segment["waiting_for"] is not None:
+        return f"{segment['name']} (last: {_participant(segment['waiting_for'])})"
+    return _short(segment["name"])
+
+
+def _short(name: str) -> str:
+    """A C++ kernel without its template arguments and parameters, which would fill the column.
+
+    Example:
+        >>> _short("void at::native::add_kernel<4, std::array<char*, 3ul> >(int, float)")
+        'at::native::add_kernel'
+    """
+    if not name.startswith("void "):
+        return name
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    while _ARGUMENTS.search(name):
+        name = _ARGUMENTS.sub("", name)
+    return name.strip()
+
+
+def _slack(slack: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    """How many slices could not be later, and which could be later by the least."""
+    known = [row for row in slack if row["slack_ns"] is not None]
+    spare = sorted((row for row in known if row["slack_ns"]), key=lambda row: (row["slack_ns"], row["start_ns"]))
+    unit = unit_for(row["slack_ns"] for row in spare[:top])
+    yield _heading(f"Slack ({unit.name}): {len(known) - len(spare):,} of {len(known):,} slices have none")
+    if spare:
+        rows = [(unit.text(row["slack_ns"]), *_where(row), _short(row["name"])) for row in spare[:top]]
+        yield Rows(("slack", "rank", "device", "name"), rows)
+        yield from _left_out(spare, top, "with more")
+
+
+def _communication(document: Document, top: int) -> Iterator[RenderableType]:
+    result = document["result"]
+    yield _title("Communication", document)
+    yield from _participants(result["per_participant"], top)
+    yield _heading("Removable (modelled by replay)")
+    for key, what in (("transfer_ns", "if transfers took no time"), ("communication_ns", "and nobody waited either")):
+        ns = result["removable"][key]
+        value = _why(document, f"/result/removable/{key}", "/result/removable") if ns is None else duration_text(ns)
+        yield Text(f"{what:26} {value}")
+    yield from _collectives(result["collectives"], top)
+    yield from _messages(result["point_to_point"], top)
+    yield from _unmatched(result["unmatched"], top)
+
+
+def _participants(participants: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    shown = (
+        participants if len(participants) <= top else nlargest(top, participants, key=lambda p: int(p["exposed_ns"]))
+    )
+    keys = ("compute_ns", "copy_ns", "busy_ns", "exposed_ns", "overlapped_ns", "idle_ns")
+    unit = unit_for(p[key] for p in shown for key in keys)
+    rows = [
+        (
+            *_where(p),
+            *(unit.text(p[key]) for key in keys),
+            UNKNOWN if (share := p["exposed_share"]) is None else f"{share:.1%}",
+        )
+        for p in shown
+    ]
+    yield _heading(f"Per participant ({unit.name}; busy = exposed + overlapped, share = exposed / window)")
+    yield Rows(("rank", "device", "compute", "copy", "busy", "exposed", "overlapped", "idle", "share"), rows)
+    yield from _left_out(participants, top, "participants, less exposed")
+
+
+def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    """The collectives with the longest exposed call, and how that call divides into wait and transfer."""
+    if not collectives:
+        return
+    calls = [(max(c["participants"], key=lambda call: int(call["exposed_ns"])), c) for c in collectives]
+    longest = nlargest(top, calls, key=lambda pair: int(pair[0]["exposed_ns"]))
+    unit = unit_for(call[key] for call, _ in longest for key in ("exposed_ns", "wait_ns", "transfer_ns"))
+    rows = [
+        (
+            *(unit.text(call[key]) for key in ("exposed_ns", "wait_ns", "transfer_ns")),
+            _participant(call),
+            _participant(c["last"]),
+            size_text(c["payload_bytes"]),
+            str(len(c["participants"])),
+            f"{c['op']}, {c['group']}",
+        )
+        for call, c in longest
+    ]
+    yield _heading(f"Collectives ({unit.name}), by the participant that is exposed longest")
+    yield Rows(("exposed", "wait", "transfer", "at", "last", "payload", "size", "name"), rows)
+    yield from _left_out(collectives, top, "collectives, less exposed")
+
+
+def _messages(messages: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    if not messages:
+        return
+    longest = nlargest(top, messages, key=lambda message: int(message["wait_ns"]))
+    unit = unit_for(message["received_ns"] - message["posted_ns"] for message in longest)
+    rows = [
+        (
+            unit.text(message["wait_ns"]),
+            unit.text(message["received_ns"] - message["posted_ns"]),
+            size_text(message["payload_bytes"]),
+            f"{_participant(message['source'])} to {_participant(message['destination'])}",
+        )
+        for message in longest
+    ]
+    yield _heading(f"Point to point ({unit.name}), by how long the receiver waited for the send")
+    yield Rows(("wait", "sent to received", "payload", "name"), rows)
+    yield from _left_out(messages, top, "transfers with less wait")
+
+
+def _unmatched(calls: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    if not calls:
+        return
+    counts: dict[tuple[str, str], int] = {}
+    for call in calls:
+        key = call["reason"], call["name"]
+        counts[key] = counts.get(key, 0) + 1
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    yield _heading(f"{len(calls):,} calls stay whole, neither wait nor transfer is known of them")
+    for (reason, name), count in ordered[:top]:
+        yield Text(f"{count:>7,} {printable(name, 60)}: {reason}")
+    yield from _left_out(ordered, top, "kinds")
+
+
+def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
+    result, request = document["result"], document["request"]
+    yield _title("What if", document)
+    changes = [f"--scale {change}" for change in request.get("scale", ())] + [
+        f"--drop {p}" for p in request.get("drop", ())
+    ]
+    ranks = "".join(f" --rank {rank}" for rank in request.get("rank") or ())
+    yield Text(printable(" ".join(changes) + ranks or "nothing changes", 1000))
+    baseline_ns, saved_ns = result["baseline_ns"], result["saved_ns"]
+    yield Text(f"\nmeasured   {duration_text(baseline_ns)}")
+    yield Text(
+        f"predicted  {duration_text(result['predicted_ns'])} (modelled by replay, {_certainty(exact=result['exact'])})"
+    )
+    verb = "costs" if saved_ns < 0 else "saves"
+    yield Text(f"{verb}      {duration_text(abs(saved_ns))}, {share_text(abs(saved_ns), baseline_ns)}", style="bold")
+    sums: dict[str, int] = {}
+    for segment in result["segments"]:
+        sums[segment["kind"]] = sums.get(segment["kind"], 0) + segment["duration_ns"]
+    yield _heading("The path as it would be")
+    yield from _by_kind(sums, result["predicted_ns"])
+    start_ns = result["window"]["start_ns"]
+    yield from _pieces(result["segments"], {"start_ns": start_ns, "end_ns": start_ns + result["predicted_ns"]}, top)
+
+
+def _certainty(*, exact: bool) -> str:
+    return "exact" if exact else "a bound: a latency may have been hidden behind what changes"
+
+
+def _findings(document: Document) -> Iterator[RenderableType]:
+    if not document["findings"]:
+        return
+    yield _heading("Findings")
+    for finding in document["findings"]:
+        cost = "" if finding["cost_ns"] is None else f", {duration_text(finding['cost_ns'])}"
+        yield Text(f"{finding['code']} {finding['severity']}: {finding['title']} ({finding['provenance']}{cost})")
+        yield Padding(Text(finding["suggestion"]), (0, 0, 0, 6))
+
+
+def _evidence(document: Document) -> Iterator[RenderableType]:
+    """What became of the events, and every remark on them."""
+    quality = document["data_quality"]
+    counts = f"{quality['events_read']:,} events read, {quality['events_kept']:,} kept"
+    yield Text(
+        f"\nEvidence: {quality['verdict']}. {counts}{_reasons(quality, 'repaired')}{_reasons(quality, 'dropped')}",
+        style="bold",
+    )
+    for note in quality["notes"]:
+        affected = f" (affects {', '.join(note['affects'])})" if note["affects"] else ""
+        yield Text(f"{note['code']} {printable(note['text'], 1000)}{affected}")
+
+
+def _reasons(quality: Row, fate: str) -> str:
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in quality[f"{fate}_by_reason"].items())
+    return f"; {quality[f'events_{fate}']:,} {fate} ({reasons})" if reasons else ""
+
+
+def _unknown(document: Document) -> Iterator[RenderableType]:
+    for skipped in document["skipped"]:
+        yield Text(f"{skipped['what'].removeprefix('/result')}: {UNKNOWN} ({skipped['reason']})")
+
+
+def _why(document: Document, *pointers: str) -> str:
+    """How an unknown quantity is written: with the reason that the result gives."""
+    reason = next((s["reason"] for s in document["skipped"] if s["what"] in pointers), "the evidence does not say")
+    return f"{UNKNOWN} ({reason})"
+
+
+def _left_out(rows: Sequence[object], top: int, what: str) -> Iterator[RenderableType]:
+    if len(rows) > top:
+        yield Text(f"and {len(rows) - top:,} {what}")
+
+
+def _where(row: Row) -> tuple[str, str]:
+    return str(row["rank"]), "host" if row["device"] is None else str(row["device"])
+
+
+def _participant(row: Row) -> str:
+    return ":".join(_where(row))
+
+
+def _numbers(numbers: Sequence[int]) -> str:
+    """Whole numbers in order, neighbours as a range.
+
+    Example:
+        >>> _numbers([0, 1, 2, 5])
+        '0-2, 5'
+    """
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
+
+
+def _devices(devices: Iterable[Row]) -> str:
+    by_rank = groupby(devices, key=lambda device: device["rank"])
+    return "; ".join(f"{_numbers([d['device'] for d in of])} of rank {rank}" for rank, of in by_rank) or "none"
+
+
+_RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
+    "summary": _summary,
+    "critical-path": _critical_path,
+    "communication": _communication,
+    "what-if": _what_if,
+}
