@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,6 +18,13 @@ os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 # A slow machine is no counterexample.
 settings.register_profile("traceflow", deadline=None)
 settings.load_profile("traceflow")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def started_jax() -> None:
+    """Start JAX, where a test module has imported it, before any test can start it with fewer devices."""
+    if "jax" in sys.modules:
+        sys.modules["jax"].devices()
 
 
 @pytest.fixture(scope="session")
