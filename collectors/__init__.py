@@ -1,0 +1,1 @@
+"""What records: one module per source, and the workloads that come with traceflow."""

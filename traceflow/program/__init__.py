@@ -1,0 +1,1 @@
+"""What the compiler arranged: HLO modules from protocol buffers or text."""

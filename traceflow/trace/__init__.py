@@ -1,0 +1,1 @@
+"""What happened and when: the trace as columns, one reader per format, clocks and ranks."""
