@@ -41,7 +41,7 @@ notebooks: venv ## execute the notebooks
 
 # Last of the checks, so that the output of `make test` ends with the count of tests.
 unit: venv ## run the tests and the examples in docstrings
-	$(BIN)/pytest
+	$(BIN)/pytest --no-header --numprocesses auto --maxprocesses 4
 
 bench: venv ## measure time and memory on a trace of a million events
 	$(BIN)/python benchmarks/run.py
