@@ -38,7 +38,7 @@ def code_section(code: Code) -> str:
 def append_codes(_app: Sphinx, page: str, source: list[str]) -> None:
     """Put the registry into the places that docs/codes.md keeps for it, one per family."""
     if page == "codes":
-        for family in ("TF1", "TF2", "TF3"):
+        for family in ("TF1", "TF2", "TF3", "TF9"):
             sections = "".join(code_section(code) for code in CODES.values() if code.code.startswith(family))
             source[0] = source[0].replace(f"<!-- {family} -->", sections)
 

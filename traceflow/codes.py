@@ -1,7 +1,7 @@
 """Every stable code that traceflow prints: what it means and what to do about it.
 
-TF1xx refuse an input or a request, TF2xx are findings about a step, TF3xx are remarks on the evidence.
-A code keeps its meaning for good; one that is no longer used stays listed.
+TF1xx refuse an input or a request, TF2xx are findings about a step, TF3xx are remarks on the evidence,
+TF9xx are failures of traceflow itself. A code keeps its meaning for good; one that is no longer used stays listed.
 """
 
 from __future__ import annotations
@@ -204,6 +204,13 @@ _ALL = (
         "nesting repaired",
         "Events on one thread overlapped without nesting; the inner ones were cut to fit.",
         "Harmless in small numbers; many mean that two threads share one number in the trace.",
+    ),
+    # TF9xx, traceflow itself
+    Code(
+        "TF900",
+        "a bug in traceflow",
+        "Something happened that traceflow did not foresee. The input may be unusual, but the message should have said so.",
+        "Report it with the output of the same command and --debug.",
     ),
 )
 

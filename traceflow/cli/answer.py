@@ -1,0 +1,61 @@
+"""From a question to its answer on stdout or in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from traceflow.cli import output
+from traceflow.cli.options import AnswerOptions, Format, Options
+from traceflow.cli.progress import working
+
+if TYPE_CHECKING:
+    from traceflow.result import Json, Result
+    from traceflow.run import Run
+
+
+def opened(source: str, options: Options) -> Run:
+    """Read an input and find its dependencies, which every verb needs."""
+    from traceflow.run import open_run
+
+    with working(f"reading {source}", options):
+        run = open_run(source)
+    with working("finding dependencies", options):
+        run.dependencies  # noqa: B018  # found when first asked for
+    return run
+
+
+def answer(
+    options: AnswerOptions,
+    source: str,
+    ask: Callable[[Run], Result],
+    *,
+    request: Mapping[str, Json] | None = None,
+    top: int = 12,
+) -> None:
+    """Ask a question of an input and write the answer as the options want it.
+
+    Args:
+        options: Format, output and the rest.
+        source: What to read.
+        ask: The question.
+        request: What was asked, for the reader of the answer.
+        top: Rows of the longest tables, in text.
+
+    Raises:
+        TraceflowError: when the input cannot be read or explained, or the output not written.
+    """
+    from traceflow.report.json import dumps, envelope
+
+    place = options.output or output.STDOUT
+    output.refuse_existing(place, force=options.force)
+    run = opened(source, options)
+    with working("explaining", options):
+        document = envelope(ask(run), run, request)
+    if options.format is Format.JSON:
+        output.write(dumps(document), place)
+        return
+    from traceflow.report.text import render
+
+    color = place == output.STDOUT and output.colored(no_color=options.no_color)
+    output.write(render(document, top=top, width=output.width(), color=color), place)

@@ -1,0 +1,45 @@
+"""Which verbs there are."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from traceflow.cli.demo import demo
+from traceflow.cli.explain import explain
+from traceflow.cli.options import verb
+from traceflow.cli.report import report
+from traceflow.cli.show import show
+from traceflow.cli.what_if import what_if
+
+# Rich would double the time of --help.
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from traceflow import __version__
+
+        typer.echo(f"traceflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def traceflow(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Why did this training step take so long, and what would shorten it?
+
+    INPUT is a capture, a folder of per-rank traces, one trace file, or a quoted pattern.
+    """
+    del version
+
+
+app.command()(verb(demo))
+app.command()(verb(report))
+app.add_typer(show, name="show")
+app.command("what-if")(verb(what_if))
+app.command()(verb(explain))

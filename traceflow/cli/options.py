@@ -1,0 +1,73 @@
+"""Options that verbs share, and how a function becomes a verb."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from functools import wraps
+from typing import Annotated, Any, TypeAlias
+
+import typer
+
+from traceflow.cli.boundary import errors_told
+
+Source: TypeAlias = Annotated[
+    str, typer.Argument(metavar="INPUT", help="A capture, a folder of traces, a trace file, or a quoted pattern.")
+]
+Step: TypeAlias = Annotated[
+    int | None, typer.Option(metavar="N", help="Look at one step; without it, at the whole capture.")
+]
+Top: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the longest tables, in text.")]
+Output: TypeAlias = Annotated[
+    str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is stdout.")
+]
+Force: TypeAlias = Annotated[bool, typer.Option("--force", "-f", help="Replace an output that exists.")]
+
+
+class Format(StrEnum):
+    """How a result is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every verb can be told."""
+
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text; so does NO_COLOR in the environment.")] = (
+        False
+    )
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
+
+
+@dataclass(frozen=True)
+class AnswerOptions(Options):
+    """What a verb that prints a result can be told."""
+
+    format: Annotated[Format, typer.Option(help="Text to read, or JSON for scripts.")] = Format.TEXT
+    output: Output = None
+    force: Force = False
+
+
+def verb(function: Callable[..., None]) -> Callable[..., None]:
+    """Make a command of a function whose first parameter is `Options`, or a class derived from it.
+
+    Each field of that class becomes an option of the command, after the function's own. Errors end here.
+    """
+    first, *own = inspect.signature(function, eval_str=True).parameters.values()
+    shared = inspect.signature(first.annotation, eval_str=True).parameters.values()
+
+    @wraps(function)
+    def command(**given: Any) -> None:
+        options = first.annotation(**{field.name: given.pop(field.name) for field in fields(first.annotation)})
+        with errors_told(debug=options.debug):
+            function(options, **given)
+
+    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in (*own, *shared)]
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return command

@@ -1,0 +1,63 @@
+"""Where results go: stdout or a file that is not there yet."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+
+from traceflow.cli.boundary import abandon_stdout
+from traceflow.errors import TraceflowError
+
+STDOUT = "-"
+
+
+def refuse_existing(output: str | Path, *, force: bool) -> None:
+    """Say so before any work is done for a file that cannot be written.
+
+    Raises:
+        TraceflowError: TF110 when the output exists and may not be replaced, TF114 when it has no folder.
+    """
+    path, what = Path(output), f"cannot write {output}"
+    if str(output) == STDOUT:
+        return
+    if path.is_dir():
+        raise TraceflowError("TF110", what, "it is a folder", "give the name of a file")
+    if path.exists() and not force:
+        raise TraceflowError("TF110", what, "it exists already", "give another name with -o, or replace it with -f")
+    if not path.parent.is_dir():
+        raise TraceflowError(
+            "TF114", what, f"there is no folder {path.parent}", "make it, or choose another place with -o"
+        )
+
+
+def write(text: str, output: str = STDOUT) -> None:
+    """Write a result to stdout or to a file; whether the file may be replaced was settled before.
+
+    Raises:
+        TraceflowError: TF114 when it cannot be written.
+    """
+    try:
+        if output == STDOUT:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        else:
+            Path(output).write_text(text, encoding="utf-8", errors="backslashreplace")
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if output == STDOUT:
+            abandon_stdout()
+        why = error.strerror or type(error).__name__
+        raise TraceflowError("TF114", f"cannot write {output}", why, "choose another place with -o") from error
+
+
+def width() -> int:
+    """Characters of a line: of the terminal, else what COLUMNS says, else 80."""
+    return shutil.get_terminal_size().columns
+
+
+def colored(*, no_color: bool) -> bool:
+    """Whether stdout shows colour: a terminal, and nobody asked for plain text."""
+    return not no_color and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb" and sys.stdout.isatty()

@@ -1,0 +1,39 @@
+"""`traceflow report INPUT`: one HTML file that explains a run."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from traceflow.cli import output as place
+from traceflow.cli.answer import opened
+from traceflow.cli.options import Force, Options, Output, Source, Step
+from traceflow.cli.progress import working
+
+_SUFFIXES = re.compile(r"(\.(gz|json|pb|pt|trace|xplane))+$")
+
+
+def report(options: Options, source: Source, step: Step = None, output: Output = None, force: Force = False) -> None:
+    """Write one HTML file that opens without a network."""
+    target = output or report_name(source)
+    place.refuse_existing(target, force=force)
+    run = opened(source, options)
+    with working("writing the report", options), TemporaryDirectory() as folder:
+        if target == place.STDOUT:
+            page = run.report(Path(folder) / "report.html", step=step).read_text(encoding="utf-8")
+        else:
+            page = f"Wrote {run.report(target, step=step, force=force)}\n"
+    place.write(page)
+
+
+def report_name(source: str) -> str:
+    """The name of a report, after what it explains.
+
+    Example:
+        >>> report_name("runs/a/rank0.pt.trace.json.gz"), report_name("runs/a/"), report_name("runs/a/*.json")
+        ('traceflow-report-rank0.html', 'traceflow-report-a.html', 'traceflow-report-a.html')
+    """
+    plain = [part for part in Path(source).resolve().parts if not re.search(r"[*?\[]", part)]
+    name = _SUFFIXES.sub("", plain[-1]) if plain else ""
+    return f"traceflow-report-{name or 'capture'}.html"

@@ -1,0 +1,40 @@
+"""`traceflow show WHAT INPUT`: one result in the terminal, or as JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from traceflow.cli.answer import answer
+from traceflow.cli.options import AnswerOptions, Source, Step, Top, verb
+
+show = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Show one result: a table, or JSON with --format json."
+)
+
+
+def summary(options: AnswerOptions, source: Source, top: Top = 40) -> None:
+    """Ranks, devices, steps and the quality of the evidence."""
+    answer(options, source, lambda run: run.summary(), top=top)
+
+
+def critical_path(
+    options: AnswerOptions,
+    source: Source,
+    step: Step = None,
+    slack: Annotated[bool, typer.Option("--slack", help="Also how much later each slice could have ended.")] = False,
+    top: Top = 12,
+) -> None:
+    """The chain of work and waiting that decided how long the window took."""
+    answer(options, source, lambda run: run.critical_path(step=step, slack=slack), request={"step": step}, top=top)
+
+
+def communication(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+    """Busy, exposed and removable communication, and every collective split into wait and transfer."""
+    answer(options, source, lambda run: run.communication(step=step), request={"step": step}, top=top)
+
+
+show.command()(verb(summary))
+show.command("critical-path")(verb(critical_path))
+show.command()(verb(communication))
