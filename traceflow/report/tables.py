@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from io import StringIO
 from typing import TYPE_CHECKING
 
 from rich.box import Box
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from traceflow.report.names import printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, ConsoleOptions
+    from rich.console import ConsoleOptions, RenderableType
 
 _RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _GAP = 2  # between columns: one of padding, one that the box adds
 _NARROWEST = 12
-_WORDS = frozenset({"kind", "op", "name", "group", "last", "reason"})
+_WORDS = frozenset({"form", "kind", "name"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +46,17 @@ class Rows:
         for *row, name in cells[1:]:
             table.add_row(*map(Text, row), Text(printable(name, room)))
         yield table
+
+
+def printed(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
+    """What rich makes of some parts, without spaces at the ends of lines.
+
+    Args:
+        parts: Texts and tables.
+        width: Characters of a line.
+        color: Whether styles become terminal escapes.
+    """
+    console = Console(file=(text := StringIO()), width=width, force_terminal=color, highlight=False)
+    for part in parts:
+        console.print(part)
+    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())

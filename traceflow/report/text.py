@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
-from io import StringIO
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
 from traceflow.report.names import printable
-from traceflow.report.tables import Rows
+from traceflow.report.tables import Rows, printed
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
 
 if TYPE_CHECKING:
@@ -38,12 +36,9 @@ def render(document: Document, *, top: int = 12, width: int = 80, color: bool = 
         width: Characters of a line.
         color: Whether to mark headings and findings with terminal escapes.
     """
-    console = Console(file=(text := StringIO()), width=width, force_terminal=color, highlight=False, soft_wrap=False)
-    sections = (_RESULTS[document["kind"]](document, top), _findings(document), _evidence(document), _unknown(document))
-    for section in sections:
-        for part in section:
-            console.print(part)
-    return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+    result = _RESULTS[document["kind"]](document, top)
+    parts = chain(result, _findings(document), _evidence(document), _unknown(document))
+    return printed(parts, width=width, color=color)
 
 
 def _title(what: str, document: Document) -> Text:
@@ -134,13 +129,13 @@ def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[Renderab
             unit.text(piece["duration_ns"]),
             share_text(piece["duration_ns"], whole_ns),
             piece["kind"],
-            *_where(piece),
+            _where(piece),
             _described(piece),
         )
         for piece in longest
     ]
-    yield _heading(f"Longest pieces of the path, in order of time ({unit.name})")
-    yield Rows(("at", "took", "share", "kind", "rank", "device", "name"), rows)
+    yield _heading(f"Longest pieces of the path, in order of time ({unit.name}; where = rank:device)")
+    yield Rows(("at", "took", "share", "kind", "where", "name"), rows)
     if rest := len(pieces) - len(longest):
         left_ns = sum(piece["duration_ns"] for piece in pieces) - sum(piece["duration_ns"] for piece in longest)
         yield Text(f"and {rest:,} shorter ones, together {duration_text(left_ns)}")
@@ -162,7 +157,7 @@ def _joined(segments: Sequence[Row]) -> Row:
 
 def _described(segment: Row) -> str:
     if segment["kind"] == "transfer" and segment["waiting_for"] is not None:
-        return f"{segment['name']} (last: {_participant(segment['waiting_for'])})"
+        return f"{segment['name']} (last: {_where(segment['waiting_for'])})"
     return _short(segment["name"])
 
 
@@ -186,10 +181,12 @@ def _slack(slack: Sequence[Row], top: int) -> Iterator[RenderableType]:
     known = [row for row in slack if row["slack_ns"] is not None]
     spare = sorted((row for row in known if row["slack_ns"]), key=lambda row: (row["slack_ns"], row["start_ns"]))
     unit = unit_for(row["slack_ns"] for row in spare[:top])
-    yield _heading(f"Slack ({unit.name}): {len(known) - len(spare):,} of {len(known):,} slices have none")
+    yield _heading(
+        f"Slack ({unit.name}; where = rank:device): {len(known) - len(spare):,} of {len(known):,} slices have none"
+    )
     if spare:
-        rows = [(unit.text(row["slack_ns"]), *_where(row), _short(row["name"])) for row in spare[:top]]
-        yield Rows(("slack", "rank", "device", "name"), rows)
+        rows = [(unit.text(row["slack_ns"]), _where(row), _short(row["name"])) for row in spare[:top]]
+        yield Rows(("slack", "where", "name"), rows)
         yield from _left_out(spare, top, "with more")
 
 
@@ -215,14 +212,14 @@ def _participants(participants: Sequence[Row], top: int) -> Iterator[RenderableT
     unit = unit_for(p[key] for p in shown for key in keys)
     rows = [
         (
-            *_where(p),
+            _where(p),
             *(unit.text(p[key]) for key in keys),
             UNKNOWN if (share := p["exposed_share"]) is None else f"{share:.1%}",
         )
         for p in shown
     ]
-    yield _heading(f"Per participant ({unit.name}; busy = exposed + overlapped, share = exposed / window)")
-    yield Rows(("rank", "device", "compute", "copy", "busy", "exposed", "overlapped", "idle", "share"), rows)
+    yield _heading(f"Per participant rank:device ({unit.name}; busy = exposed + overlapped)")
+    yield Rows(("where", "compute", "copy", "busy", "exposed", "overlapped", "idle", "exposed share"), rows)
     yield from _left_out(participants, top, "participants, less exposed")
 
 
@@ -236,8 +233,8 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
     rows = [
         (
             *(unit.text(call[key]) for key in ("exposed_ns", "wait_ns", "transfer_ns")),
-            _participant(call),
-            _participant(c["last"]),
+            _where(call),
+            _where(c["last"]),
             size_text(c["payload_bytes"]),
             str(len(c["participants"])),
             f"{c['op']}, {c['group']}",
@@ -245,7 +242,7 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
         for call, c in longest
     ]
     yield _heading(f"Collectives ({unit.name}), by the participant that is exposed longest")
-    yield Rows(("exposed", "wait", "transfer", "at", "last", "payload", "size", "name"), rows)
+    yield Rows(("exposed", "wait", "transfer", "where", "last", "payload", "members", "name"), rows)
     yield from _left_out(collectives, top, "collectives, less exposed")
 
 
@@ -259,7 +256,7 @@ def _messages(messages: Sequence[Row], top: int) -> Iterator[RenderableType]:
             unit.text(message["wait_ns"]),
             unit.text(message["received_ns"] - message["posted_ns"]),
             size_text(message["payload_bytes"]),
-            f"{_participant(message['source'])} to {_participant(message['destination'])}",
+            f"{_where(message['source'])} to {_where(message['destination'])}",
         )
         for message in longest
     ]
@@ -354,12 +351,9 @@ def _left_out(rows: Sequence[object], top: int, what: str) -> Iterator[Renderabl
         yield Text(f"and {len(rows) - top:,} {what}")
 
 
-def _where(row: Row) -> tuple[str, str]:
-    return str(row["rank"]), "host" if row["device"] is None else str(row["device"])
-
-
-def _participant(row: Row) -> str:
-    return ":".join(_where(row))
+def _where(row: Row) -> str:
+    """A participant as rank:device."""
+    return f"{row['rank']}:{'host' if row['device'] is None else row['device']}"
 
 
 def _numbers(numbers: Sequence[int]) -> str:

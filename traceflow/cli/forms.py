@@ -1,0 +1,100 @@
+"""What the demo says of the two forms of the collective matmul."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, TypeAlias
+
+from rich.text import Text
+
+from traceflow.report.tables import Rows, printed
+from traceflow.report.units import duration_text, share_text, unit_for
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from traceflow.analyzers.communication import Communication
+    from traceflow.analyzers.critical_path import CriticalPath
+    from traceflow.analyzers.summary import SteadyState
+    from traceflow.run import Run
+
+
+@dataclass(frozen=True)
+class Form:
+    """One form, recorded, with one of its steps explained."""
+
+    run: Run
+    steady: SteadyState
+    step: int
+    path: CriticalPath
+    communication: Communication
+
+    @property
+    def communication_ns(self) -> tuple[int, int, int]:
+        """Busy, exposed and overlapped communication, each the mean over the devices."""
+        each = [(p.busy_ns, p.exposed_ns, p.overlapped_ns) for p in self.communication.participants]
+        busy, exposed, overlapped = (round(sum(column) / len(each)) for column in zip(*each, strict=True))
+        return busy, exposed, overlapped
+
+
+Forms: TypeAlias = Mapping[str, Form]
+
+
+def compared(forms: Forms, *, devices: int, width: int, color: bool) -> str:
+    """Step times, critical paths and communication of the forms `gather` and `ring` side by side, and a verdict.
+
+    Args:
+        forms: By name.
+        devices: How many devices were simulated.
+        width: Characters of a line.
+        color: Whether to use terminal escapes.
+    """
+    return printed(_parts(forms, devices), width=width, color=color)
+
+
+def _parts(forms: Forms, devices: int) -> Iterator[RenderableType]:
+    yield Text(f"One product A @ W on {devices} devices, computed in two forms:")
+    yield Text("gather  an all-gather assembles A on every device, then each multiplies once")
+    yield Text("ring    blocks of A travel from device to device, which multiply with the one they have")
+    times = {name: (f.steady.median_ns, f.steady.minimum_ns, f.steady.maximum_ns) for name, f in forms.items()}
+    yield from _table(f"Time of {forms['ring'].steady.steps} steps each", ("median", "min", "max"), times)
+    kinds = tuple(dict.fromkeys(kind for form in forms.values() for kind in form.path.by_kind_ns))
+    paths = {name: [form.path.by_kind_ns.get(kind, 0) for kind in kinds] for name, form in forms.items()}
+    yield from _table("Critical path of the step closest to the median, by kind", kinds, paths)
+    shares = {name: form.communication_ns for name, form in forms.items()}
+    yield from _table("Communication in that step, mean of the devices", ("busy", "exposed", "overlapped"), shares)
+    yield Text("\nVerdict", style="bold")
+    yield Text(f"{_faster(forms)}\n{_hidden(forms)}\n{_worth(devices)}\n")
+
+
+def _table(title: str, headings: Sequence[str], figures_ns: Mapping[str, Sequence[int]]) -> Iterator[RenderableType]:
+    unit = unit_for(ns for row in figures_ns.values() for ns in row)
+    yield Text(f"\n{title} ({unit.name})", style="bold")
+    yield Rows(("form", *headings), [(name, *map(unit.text, row)) for name, row in figures_ns.items()])
+
+
+def _faster(forms: Forms) -> str:
+    """Which form is faster; none where their ranges of step times overlap."""
+    one, other = sorted(forms, key=lambda name: forms[name].steady.median_ns)
+    fast, slow = forms[one].steady, forms[other].steady
+    medians = f"{duration_text(fast.median_ns)} against {duration_text(slow.median_ns)}"
+    if fast.maximum_ns >= slow.minimum_ns:
+        return f"Between {one} and {other}, {medians}, there is no difference beyond the spread of their steps."
+    return f"{one} is faster than {other}, {medians}, by more than the spread of their steps."
+
+
+def _hidden(forms: Forms) -> str:
+    shares = []
+    for name, form in forms.items():
+        busy_ns, _, overlapped_ns = form.communication_ns
+        shares.append(f"{share_text(overlapped_ns, busy_ns)} in {name}")
+    return f"Of all communication, {' and '.join(shares)} was hidden behind computation."
+
+
+def _worth(devices: int) -> str:
+    return (
+        f"These {devices} devices are simulated: threads that share {os.cpu_count()} cores of this host. Order and dependencies"
+        " are real; the times are no evidence about accelerators (traceflow explain TF206)."
+    )
