@@ -11,6 +11,8 @@ import pytest
 from hypothesis import settings
 from sources import ROOT
 
+pytest_plugins = ["golden"]
+
 # Eight virtual devices on the host, before anything imports JAX.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")

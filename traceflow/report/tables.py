@@ -41,8 +41,9 @@ class Rows:
         taken = sum(max(map(len, column)) + _GAP for column in list(zip(*cells, strict=True))[:-1])
         room = max(options.max_width - taken, _NARROWEST)
         table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
-        for heading in self.headings:
+        for heading in self.headings[:-1]:
             table.add_column(Text(heading), justify="left" if heading in _WORDS else "right", no_wrap=True)
+        table.add_column(Text(self.headings[-1]), justify="left" if self.headings[-1] in _WORDS else "right", no_wrap=True, max_width=room)
         for *row, name in cells[1:]:
             table.add_row(*map(Text, row), Text(printable(name, room)))
         yield table
