@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from glob import has_magic
+from pathlib import Path
+from typing import NoReturn
 
-from traceflow.program.module import Programs
+import numpy as np
+
+from traceflow.errors import TraceflowError
+from traceflow.program.module import HloModule, Programs
+from traceflow.trace.canonical import merge
 from traceflow.trace.model import Trace
+
+_HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
+_GZIP = b"\x1f\x8b"
+_RUNS = "profile"  # TensorBoard: plugins/profile/<run>/<host>.xplane.pb
+_FORMATS = "Kineto JSON, XSpace (.xplane.pb) and trace-event JSON are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,3 +29,187 @@ class Evidence:
 
     trace: Trace
     programs: Programs
+
+
+class _Format(Enum):
+    KINETO = "Kineto JSON"
+    XSPACE = "XSpace"
+    CHROME = "trace-event JSON"
+
+
+def read(path: Path | str) -> Evidence:
+    """Read one trace, or the traces of several ranks as one.
+
+    A folder is searched with all folders in it; what is no trace is passed over, and so is the JSON that the JAX
+    profiler writes beside an XSpace of the same name. Kineto files say which rank they are; XSpaces do not, and
+    count as ranks in order of their paths.
+
+    Args:
+        path: A file, a folder such as a capture or a TensorBoard log directory, or a pattern such as ``"run/*.json"``.
+
+    Returns:
+        One canonical trace, and the compiled programs by the keys that it uses.
+
+    Raises:
+        TraceflowError: TF101 where nothing exists at the path, TF102 for an empty file, TF103 or TF105 for a damaged
+            one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107 for
+            another format, TF108 when two files claim one rank.
+    """
+    given = Path(path)
+    if given.is_file():
+        return _read_one(given, _format_of(given) or _refuse(given), 0)
+    traces = _traces(given, _found(given))
+    _check_one_recording(traces)
+    return _merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)])
+
+
+def _found(given: Path) -> list[Path]:
+    """The files below a folder, or those that a pattern names."""
+    if given.is_dir():
+        return sorted(file for file in given.rglob("*") if file.is_file())
+    if has_magic(str(given)):
+        named = Path(given.anchor).glob(str(given.relative_to(given.anchor)))
+        return sorted({file for path in named for file in _below(path)})
+    raise TraceflowError("TF101", f"cannot read {given}", "no such file or folder", "check the path")
+
+
+def _below(path: Path) -> list[Path]:
+    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+
+
+def _traces(given: Path, files: Sequence[Path]) -> list[tuple[Path, _Format]]:
+    """The traces among files, each once."""
+    if not files:
+        why = "the folder is empty" if given.is_dir() else "nothing matches the pattern"
+        raise TraceflowError("TF106", f"nothing to read in {given}", why, "give a trace, or a folder of traces")
+    forms = [(file, form) for file in files if (form := _format_of(file))]
+    if not forms:
+        why = f"none of its {len(files)} files is a trace" if len(files) > 1 else f"{files[0].name} is no trace"
+        raise TraceflowError("TF106", f"nothing to read in {given}", why, _FORMATS)
+    spaces = {_stem(file) for file, form in forms if form is _Format.XSPACE}
+    return [(file, form) for file, form in forms if form is not _Format.CHROME or _stem(file) not in spaces]
+
+
+def _stem(file: Path) -> Path:
+    name = file.name
+    for suffix in (".gz", ".json", ".pb", ".trace", ".xplane"):
+        name = name.removesuffix(suffix)
+    return file.with_name(name)
+
+
+def _check_one_recording(traces: Sequence[tuple[Path, _Format]]) -> None:
+    """Refuse a log directory with several recordings: each of them has a rank 0."""
+    runs = {file.parent.name: file.parent for file, _ in traces if file.parent.parent.name == _RUNS}
+    if len(runs) > 1:
+        one, other = list(runs.values())[:2]
+        raise _same_rank(one, other, "they are two recordings of the same ranks", "give one of the folders")
+
+
+def _same_rank(one: Path, other: Path, why: str, hint: str) -> TraceflowError:
+    return TraceflowError("TF108", f"cannot read {one} and {other} together", why, hint)
+
+
+def _read_one(file: Path, form: _Format, rank: int) -> Evidence:
+    if form is _Format.XSPACE:
+        from traceflow.trace.xspace import read_xspace
+
+        return read_xspace(file, rank=rank)
+    if form is _Format.CHROME:
+        from traceflow.trace.chrome import read_chrome
+
+        return read_chrome(file, rank=rank)
+    from traceflow.trace.kineto import read_kineto
+
+    return Evidence(read_kineto(file), {})
+
+
+def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:
+    """One trace of all ranks, in order of rank."""
+    claimed: dict[int, Path] = {}
+    for file, part in parts:
+        for rank in part.trace.ranks:
+            if claimed.setdefault(rank.rank, file) is not file:
+                why = f"both claim rank {rank.rank}"
+                raise _same_rank(claimed[rank.rank], file, why, "leave one out, or correct its rank")
+    programs: dict[int, HloModule] = {}
+    ordered = sorted((part for _, part in parts), key=lambda part: part.trace.ranks[0].rank)
+    traces = [_rekeyed(part.trace, _take_in(part.programs, programs)) for part in ordered]
+    return Evidence(merge(traces), programs)
+
+
+def _take_in(some: Programs, programs: dict[int, HloModule]) -> dict[int, int]:
+    """Add the programs of one process to those of others; new keys for those whose own are another's."""
+    moved = {}
+    for key, module in some.items():
+        free = key
+        while free in programs and not _same(programs[free], module):
+            free = (free + 1) % 2**63
+        programs[free] = module
+        if free != key:
+            moved[key] = free
+    return moved
+
+
+def _same(one: HloModule, other: HloModule) -> bool:
+    return (one.name, one.instruction_name, one.shape) == (other.name, other.instruction_name, other.shape)
+
+
+def _rekeyed(trace: Trace, moved: Mapping[int, int]) -> Trace:
+    if not moved:
+        return trace
+    columns = (trace.hlo.program, trace.launches.program)
+    hlo, launched = (np.array([moved.get(int(key), int(key)) for key in column], np.int64) for column in columns)
+    return replace(trace, hlo=replace(trace.hlo, program=hlo), launches=replace(trace.launches, program=launched))
+
+
+def _format_of(file: Path) -> _Format | None:
+    """The format of a file by its first bytes, None where it is none that is read."""
+    head = _head(file) or b""
+    if _looks_like_xspace(head):
+        return _Format.XSPACE
+    if not head.lstrip().startswith((b"{", b"[")):
+        return None
+    from traceflow.trace.kineto import looks_like_kineto
+
+    if looks_like_kineto(head):
+        return _Format.KINETO
+    return _Format.CHROME if b'"traceEvents"' in head or _is_event_list(head) else None
+
+
+def _is_event_list(head: bytes) -> bool:
+    return head.lstrip().startswith(b"[") and b'"ph"' in head
+
+
+def _head(file: Path) -> bytes | None:
+    """The first bytes of a file's content, unpacked; None where its compression is damaged."""
+    with file.open("rb") as raw:
+        head = raw.read(_HEAD_BYTES)
+    try:
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
+    except zlib.error:
+        return None
+
+
+def _looks_like_xspace(head: bytes) -> bool:
+    """Whether the first field is a plane: field 1 of the space, which begins with its number or its name."""
+    length = next((at for at, byte in enumerate(head[1:11], start=1) if byte < 0x80), 0)
+    return head[:1] == b"\n" and length > 0 and head[length + 1 : length + 2] in {b"\x08", b"\x12"}
+
+
+def _refuse(file: Path) -> NoReturn:
+    """Say why a file cannot be read."""
+    what, head = f"cannot read {file}", _head(file)
+    if head is None:
+        raise TraceflowError("TF105", what, "its gzip stream is damaged", "copy the file again")
+    if not head:
+        raise TraceflowError("TF102", what, "the file is empty", "record again, and let the program end")
+    raise TraceflowError("TF107", what, f"it looks like {_resemblance(head)}", _FORMATS)
+
+
+def _resemblance(head: bytes) -> str:
+    """What a file that is no trace seems to be."""
+    if head.lstrip().startswith((b"{", b"[")):
+        return "JSON without traceEvents"
+    if head.startswith(b"\n") and b"\x12" in head[:64]:
+        return "a protobuf that is no XSpace"
+    return "text" if head[:4096].isascii() and b"\0" not in head[:4096] else "binary data of another kind"

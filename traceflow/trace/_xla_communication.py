@@ -61,8 +61,10 @@ def communications(
         key = int(program), name, int(device)
         if key not in described:
             module, row = programs.get(key[0]), int(executed.instruction[at])
-            unknown = module is None or row == ABSENT
-            described[key] = _named(name) if unknown else _described(module, row, key[2], executed.everyone[key[0]])
+            if module is None or row == ABSENT:
+                described[key] = _named(name)
+            else:
+                described[key] = _described(module, row, key[2], executed.everyone[key[0]])
         if description := described[key]:
             kept.append(at)
             rows.append(description)

@@ -13,8 +13,8 @@ from traceflow.program.module import HloModule, Programs
 from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, Hlo, LaneKey, Line, Plane, numbers, program_of
 from traceflow.trace.model import ABSENT, Kind, LaneKind
 
-PLANE = re.compile(r"/device:GPU:(\d+)$")
-_STREAM = re.compile(r"Stream #(\d+)")
+PLANE = re.compile(r"/device:GPU:(\d{1,9})$")
+_STREAM = re.compile(r"Stream #(\d{1,18})")
 _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
 _COLLECTIVES = re.compile(r"(?i)(?<![a-z])(nccl|rccl)")
 

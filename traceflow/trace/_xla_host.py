@@ -26,13 +26,13 @@ from traceflow.trace._xla_lines import (
 from traceflow.trace.model import ABSENT, Bool, Int64, Kind, LaneKind
 
 # Calls that block until the device is done: traceflow's own spans, JAX's and PjRt's waits, the device runtimes'
-# synchronisations and copies to the host, and the Python functions in which an idle thread sits.
+# synchronisations and copies to the host; and the Python functions in which an idle thread sits.
 _BLOCKS = re.compile(
     r"traceflow\.(ready|fetch)$"
-    r"|(\$\S+ )?(try_to_)?block(_host)?_until_ready$|\$api\.py:\d+ try_to_block$"
+    r"|(\$\S+ )?(block(_host)?_until_ready|try_to_block)$"
     r"|\S+::Await$|np\.asarray\(jax\.Array\)$"
     r"|(cu|cuda|hip)\w*Synchronize|(cuda|hip)Memcpy(WithStream)?$|(cu|hip)MemcpyDtoH(_v2)?$"
-    r"|\$(threading\.py:\d+ (wait|_wait_for_tstate_lock)|poll\.py:\d+ poll|selectors\.py:\d+ select)$"
+    r"|\$(threading\.py:\d+ wait|poll\.py:\d+ poll)$"
 )
 # How XLA's CPU runtime goes about its thunks: envelopes of HLO operations, and the waits between their threads.
 _RUNTIME = re.compile(r"ThunkExecutor::|SlinkyThreadPool::|(Invoke)?Rendezvous$|Wait: |Wait for rendezvous")
@@ -46,6 +46,16 @@ class _Role(IntEnum):
     DEVICE = 1  # an HLO operation of XLA CPU
     MARK = 2
     RUNTIME = 3
+    INSIDE = 4
+    LOST = 5
+
+
+_LEFT_OUT = {
+    _Role.MARK: "step annotation (kept as a mark)",
+    _Role.RUNTIME: "envelope of device work",
+    _Role.INSIDE: "inside an HLO operation",
+    _Role.LOST: "without a valid device",
+}
 
 
 def host_chunks(line: Line, count: Count) -> tuple[list[Chunk], list[Mark]]:
@@ -56,18 +66,17 @@ def host_chunks(line: Line, count: Count) -> tuple[list[Chunk], list[Mark]]:
     """
     roles = np.fromiter((_role(*event) for event in zip(line.names, line.stats, strict=True)), np.int8, len(line))
     device = roles == _Role.DEVICE
-    inside = _inside(line, device) & (roles != _Role.MARK)
-    host = np.flatnonzero((roles == _Role.HOST) & ~inside)
-    count.drop("inside an HLO operation", inside.sum())
-    count.drop("envelope of device work", ((roles == _Role.RUNTIME) & ~inside).sum())
-    count.drop("step annotation (kept as a mark)", (roles == _Role.MARK).sum())
-    chunks = [_host_chunk(line, host)] if len(host) else []
-    return chunks + _device_chunks(line, np.flatnonzero(device)), _marks(line, np.flatnonzero(roles == _Role.MARK))
+    roles[_inside(line, device) & (roles != _Role.MARK)] = _Role.INSIDE
+    for role, reason in _LEFT_OUT.items():
+        count.drop(reason, (roles == role).sum())
+    host, marks = np.flatnonzero(roles == _Role.HOST), np.flatnonzero(roles == _Role.MARK)
+    host_chunk = [_host_chunk(line, host)] if len(host) else []
+    return host_chunk + _device_chunks(line, np.flatnonzero(device)), _marks(line, marks)
 
 
 def _role(name: str, stats: Stats) -> _Role:
     if "hlo_op" in stats and "correlation_id" not in stats:
-        return _Role.DEVICE
+        return _Role.DEVICE if 0 <= (number(stats, "device_ordinal") or 0) < 2**31 else _Role.LOST
     if "step_num" in stats:
         return _Role.MARK
     return _Role.RUNTIME if _is_runtime(name) else _Role.HOST

@@ -17,6 +17,8 @@ HandOff: TypeAlias = tuple[int, int]
 """What relates an event of one thread to the event of another that continues it: a kind and a number."""
 
 DERIVED_LINE = "on a derived line"
+WITHOUT_TIME = "without a valid time"
+LONGEST = 2**62  # of times, whatever their unit: sums of two still fit 64 bits
 
 _NOISE = {"ThreadpoolListener::": "thread-pool listener", "end: ": "end marker"}
 
@@ -134,11 +136,16 @@ def noise(name: str) -> str | None:
 
 
 def number(stats: Stats, name: str) -> int | None:
-    """A statistic as an integer; Chrome traces write numbers as text."""
+    """A statistic as a signed 64-bit integer; Chrome traces write numbers as text.
+
+    Example:
+        >>> number({"run_id": "-7"}, "run_id"), number({"run_id": 2**64 - 7}, "run_id"), number({}, "run_id")
+        (-7, -7, None)
+    """
     value = stats.get(name)
-    if isinstance(value, str):
-        return int(value) if value.lstrip("-").isdecimal() else None
-    return value if isinstance(value, int) else None
+    if isinstance(value, str) and value.removeprefix("-").isdecimal():
+        value = int(value)
+    return (value + 2**63) % 2**64 - 2**63 if isinstance(value, int) else None
 
 
 def numbers(lines: Iterable[Stats], name: str, default: int = ABSENT) -> Int64:

@@ -10,7 +10,7 @@ import numpy as np
 
 from traceflow.program.hlo_text import Line as HloLine
 from traceflow.program.hlo_text import read_hlo_lines
-from traceflow.program.module import HloModule
+from traceflow.program.module import HloModule, kind_of, operation_of_name
 from traceflow.trace._xla_lines import (
     DERIVED_LINE,
     Chunk,
@@ -25,7 +25,7 @@ from traceflow.trace._xla_lines import (
 )
 from traceflow.trace.model import ABSENT, Int64, LaneKind
 
-PLANE = re.compile(r"/device:TPU:(\d+)$")
+PLANE = re.compile(r"/device:TPU:(\d{1,9})$")
 _OPERATIONS, _MODULES = "XLA Ops", "XLA Modules"
 _MODULE = re.compile(r"(.*)\((\d+)\)$")
 
@@ -55,7 +55,7 @@ class TpuPlane:
 def tpu_plane(plane: Plane, device: int, count: Count) -> TpuPlane:
     """Operations of a device and the runs they belong to. Other lines show the same work again, or count.
 
-    An operation belongs to the run during which it starts; one that belongs to none keeps its place in time only.
+    An operation belongs to the run during which it starts; of one that belongs to none, only the name tells more.
     """
     lines = list(plane.lines)
     executions = _executions([line for line in lines if line.name == _MODULES])
@@ -66,8 +66,10 @@ def tpu_plane(plane: Plane, device: int, count: Count) -> TpuPlane:
     for line in lines:
         if line.name == _OPERATIONS:
             hlo = _hlo(line, executions)
-            lane = LaneKey(device, LaneKind.LINE, ABSENT, line.name)
-            chunks.append(replace(Chunk.of(line, np.arange(len(line)), lane), hlo=hlo))
+            chunk = Chunk.of(line, np.arange(len(line)), LaneKey(device, LaneKind.LINE, ABSENT, line.name))
+            for stray in np.setdiff1d(np.arange(len(line)), hlo.row):
+                chunk.kind[stray] = kind_of(operation_of_name(line.names[stray]))
+            chunks.append(replace(chunk, hlo=hlo))
             _collect(line, hlo, texts)
     return TpuPlane(device, chunks, executions, texts)
 

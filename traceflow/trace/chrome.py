@@ -18,12 +18,11 @@ import numpy as np
 
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
-from traceflow.trace._xla_lines import Count, Line, Plane, Stats, distinct_names, noise
+from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, Stats, distinct_names, noise
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
 
 _GZIP = b"\x1f\x8b"
-_LONGEST_US = 10**15  # 30 years
 
 _Event: TypeAlias = Mapping[str, Any]
 _Place: TypeAlias = tuple[object, object, object]
@@ -45,7 +44,7 @@ def read_chrome(path: Path, *, rank: int = 0) -> Evidence:
     """
     events = _events(path)
     count = Count()
-    about = About(Rank(rank, path.name.partition(".")[0], None, str(path)), None, "chrome", {})
+    about = About(Rank(rank, path.name.partition(".")[0], None, path.name), None, "chrome", {})
     trace, programs = xla_trace(_planes(events, count), {}, about, count)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
@@ -136,12 +135,12 @@ def _unusable(event: _Event) -> str | None:
     if "name" not in event:
         return "without a name"
     if not (_is_time(event.get("ts")) and _is_time(event.get("dur")) and event["dur"] >= 0):
-        return "without a valid time"
+        return WITHOUT_TIME
     return noise(str(event["name"]))
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, int | Decimal) and -_LONGEST_US < value < _LONGEST_US
+    return isinstance(value, int | Decimal) and -LONGEST < value * 1000 < LONGEST
 
 
 def _picoseconds(microseconds: int | Decimal) -> int:

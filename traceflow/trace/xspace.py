@@ -21,7 +21,18 @@ from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule
 from traceflow.program.schema import message
 from traceflow.result import Note
-from traceflow.trace._xla_lines import Count, Line, Plane, Stats, distinct_names, noise, number, program_key
+from traceflow.trace._xla_lines import (
+    LONGEST,
+    WITHOUT_TIME,
+    Count,
+    Line,
+    Plane,
+    Stats,
+    distinct_names,
+    noise,
+    number,
+    program_key,
+)
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
 
@@ -78,7 +89,7 @@ def _about(space: Any, path: Path, rank: int) -> About:
     if remarks := [*space.errors, *space.warnings]:
         metadata["profiler"] = "; ".join(remarks)
     cut = Note("TF302", "the trace does not say when it began, so it may have been cut short", ("/epoch",))
-    return About(Rank(rank, host, None, str(path)), epoch_ns, "xspace", metadata, () if epoch_ns else (cut,))
+    return About(Rank(rank, host, None, path.name), epoch_ns, "xspace", metadata, () if epoch_ns else (cut,))
 
 
 def _programs(space: Any) -> dict[int, HloModule]:
@@ -154,21 +165,26 @@ def _lines(plane: Any, count: Count) -> Iterator[Line]:
 
 def _line(line: Any, name: str, kinds: Mapping[int, _Kind], dictionary: _Dictionary, count: Count) -> Line:
     nameless = _Kind("", {}, "without a name")
-    kept, kind_of = [], []
-    for event in line.events:
-        kind = kinds.get(event.metadata_id, nameless)
-        if kind.noise:
-            count.drop(kind.noise, 1)
-        else:
-            kept.append(event)
-            kind_of.append(kind)
-    count.read += len(line.events)
-    offset_ps = np.array([event.offset_ps for event in kept], np.int64)
-    duration_ps = np.array([event.duration_ps for event in kept], np.int64)
-    start_ns = line.timestamp_ns + offset_ps // 1000
-    end_ns = line.timestamp_ns + (offset_ps + duration_ps) // 1000
-    stats = [_merged(kind.stats, event.stats, dictionary) for kind, event in zip(kind_of, kept, strict=True)]
-    return Line(name, line.id, [kind.name for kind in kind_of], start_ns, end_ns, stats)
+    kind_of = [kinds.get(event.metadata_id, nameless) for event in line.events]
+    count.read += len(kind_of)
+    for reason in (kind.noise for kind in kind_of if kind.noise):
+        count.drop(reason, 1)
+    kept = [(kind, event) for kind, event in zip(kind_of, line.events, strict=True) if not kind.noise]
+    offset_ps = np.array([event.offset_ps for _, event in kept], np.int64)
+    duration_ps = np.array([event.duration_ps for _, event in kept], np.int64)
+    timed = (offset_ps > -LONGEST) & (offset_ps < LONGEST) & (duration_ps >= 0) & (duration_ps < LONGEST)
+    timed &= -LONGEST < line.timestamp_ns < LONGEST
+    if not timed.all():
+        count.drop(WITHOUT_TIME, len(kept) - timed.sum())
+        kept = [pair for pair, valid in zip(kept, timed, strict=True) if valid]
+    return Line(
+        name,
+        line.id,
+        [kind.name for kind, _ in kept],
+        line.timestamp_ns + offset_ps[timed] // 1000,
+        line.timestamp_ns + (offset_ps + duration_ps)[timed] // 1000,
+        [_merged(kind.stats, event.stats, dictionary) for kind, event in kept],
+    )
 
 
 def _merged(shared: Stats, own: Any, dictionary: _Dictionary) -> Stats:
