@@ -98,7 +98,7 @@ def document(kind: str, result: dict[str, Any], **other: Any) -> dict[str, Any]:
         "notes": [],
     }
     quality |= {"repaired_by_reason": {}, "dropped_by_reason": {}}
-    envelope = {"kind": kind, "inputs": ["runs/a"], "request": {}, "epoch": None, "skipped": [], "findings": []}
+    envelope: dict[str, Any] = {"kind": kind, "inputs": ["runs/a"], "request": {}, "epoch": None, "skipped": [], "findings": []}
     return {**envelope, "data_quality": quality, "result": result, **other}
 
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from traceflow.run import Run
 
 _DEVICES = 8
-_REPORTS = {"gather": "report.html", "ring": "report-ring.html"}
+_FORMS = ("gather", "ring")
+_REPORT = "report.html"
 
 
 def demo(
@@ -30,17 +31,18 @@ def demo(
 ) -> None:
     """Record a collective matmul on simulated devices and explain it; needs JAX."""
     from traceflow.cli.forms import compared
+    from traceflow.report.html import Part, write_comparison
 
     _refuse(output, force=force)
     _record(output, options, force=force)
-    forms = {name: _explained(opened(str(output / name), options)) for name in _REPORTS}
+    runs = {name: opened(str(output / name), options) for name in _FORMS}
+    forms = {name: _explained(run) for name, run in runs.items()}
     color = place.colored(no_color=options.no_color)
     place.write(compared(forms, devices=_DEVICES, width=place.width(), color=color))
-    for name, form in forms.items():
-        with working("writing a report", options):
-            report = form.run.report(output / _REPORTS[name], step=form.step, force=force)
-        place.write(f"Wrote {report}\n")
-        place.write(f"  see also: traceflow show critical-path {output / name} --step {form.step}\n")
+    with working("writing the report", options):
+        parts = [Part(name, runs[name], form.step) for name, form in forms.items()]
+        report = write_comparison(parts, output / _REPORT, force=force)
+    place.write(f"Wrote {report}\n")
 
 
 def _refuse(folder: Path, *, force: bool) -> None:
@@ -48,7 +50,7 @@ def _refuse(folder: Path, *, force: bool) -> None:
     if find_spec("jax") is None:
         hint = "pip install 'traceflow-ml[jax]'"
         raise TraceflowError("TF113", "cannot record the demo", "JAX is not installed", hint)
-    taken = [path for name in (*_REPORTS, *_REPORTS.values()) if (path := folder / name).exists()]
+    taken = [path for name in (*_FORMS, _REPORT) if (path := folder / name).exists()]
     if taken and not force:
         raise TraceflowError(
             "TF110", f"cannot write {taken[0]}", "it exists already", "choose a folder with -o, or give -f"
@@ -64,14 +66,10 @@ def _record(folder: Path, options: Options, *, force: bool) -> None:
 
 
 def _explained(run: Run) -> Form:
-    """A form with its typical step explained: the one whose duration is closest to the median."""
-    from traceflow.cli.forms import Form
+    """A form with one of its steps explained: the one whose duration is closest to the median."""
+    from traceflow.cli.forms import Form, steady_state
 
     summary = run.summary()
-    if summary.steady_state is None:
-        why = "no step without compilation was recorded"
-        raise TraceflowError("TF115", f"cannot explain {run.inputs[0]}", why, "run the demo again with -f")
-    median_ns = summary.steady_state.median_ns
-    steps = [step for step in summary.steps if not step.compiled]
-    step = min(steps, key=lambda step: abs(step.duration_ns - median_ns)).step
-    return Form(run, summary.steady_state, step, run.critical_path(step=step), run.communication(step=step))
+    median_ns = steady_state(summary).median_ns
+    step = min(summary.steps, key=lambda step: abs(step.duration_ns - median_ns)).step
+    return Form(summary, step, run.critical_path(step=step), run.communication(step=step))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from rich.text import Text
 
+from traceflow.errors import TraceflowError
 from traceflow.report.tables import Rows, printed
 from traceflow.report.units import duration_text, share_text, unit_for
 
@@ -17,19 +18,22 @@ if TYPE_CHECKING:
 
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
-    from traceflow.analyzers.summary import SteadyState
-    from traceflow.run import Run
+    from traceflow.analyzers.summary import SteadyState, Summary
 
 
 @dataclass(frozen=True)
 class Form:
     """One form, recorded, with one of its steps explained."""
 
-    run: Run
-    steady: SteadyState
+    summary: Summary
     step: int
     path: CriticalPath
     communication: Communication
+
+    @property
+    def steady(self) -> SteadyState:
+        """Times of its steps."""
+        return steady_state(self.summary)
 
     @property
     def communication_ns(self) -> tuple[int, int, int]:
@@ -40,6 +44,18 @@ class Form:
 
 
 Forms: TypeAlias = Mapping[str, Form]
+
+
+def steady_state(summary: Summary) -> SteadyState:
+    """The steady state, which a recording with warm-up has.
+
+    Raises:
+        TraceflowError: TF115 where it has none all the same.
+    """
+    if summary.steady_state is None:
+        why = "no step without compilation was recorded"
+        raise TraceflowError("TF115", "cannot explain the recording", why, "run the demo again with -f")
+    return summary.steady_state
 
 
 def compared(forms: Forms, *, devices: int, width: int, color: bool) -> str:
@@ -57,12 +73,13 @@ def compared(forms: Forms, *, devices: int, width: int, color: bool) -> str:
 def _parts(forms: Forms, devices: int) -> Iterator[RenderableType]:
     yield Text(f"One product A @ W on {devices} devices, computed in two forms:")
     yield Text("gather  an all-gather assembles A on every device, then each multiplies once")
-    yield Text("ring    blocks of A travel from device to device, which multiply with the one they have")
+    yield Text("ring    blocks of A travel on while each device multiplies with the one it has")
     times = {name: (f.steady.median_ns, f.steady.minimum_ns, f.steady.maximum_ns) for name, f in forms.items()}
     yield from _table(f"Time of {forms['ring'].steady.steps} steps each", ("median", "min", "max"), times)
     kinds = tuple(dict.fromkeys(kind for form in forms.values() for kind in form.path.by_kind_ns))
     paths = {name: [form.path.by_kind_ns.get(kind, 0) for kind in kinds] for name, form in forms.items()}
-    yield from _table("Critical path of the step closest to the median, by kind", kinds, paths)
+    steps = ", ".join(f"{name} {form.step}" for name, form in forms.items())
+    yield from _table(f"Critical path of the step closest to the median ({steps}), by kind", kinds, paths)
     shares = {name: form.communication_ns for name, form in forms.items()}
     yield from _table("Communication in that step, mean of the devices", ("busy", "exposed", "overlapped"), shares)
     yield Text("\nVerdict", style="bold")

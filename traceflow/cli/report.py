@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
@@ -16,12 +15,14 @@ _SUFFIXES = re.compile(r"(\.(gz|json|pb|pt|trace|xplane))+$")
 
 def report(options: Options, source: Source, step: Step = None, output: Output = None, force: Force = False) -> None:
     """Write one HTML file that opens without a network."""
+    from traceflow.report.html import render_report
+
     target = output or report_name(source)
     place.refuse_existing(target, force=force)
     run = opened(source, options)
-    with working("writing the report", options), TemporaryDirectory() as folder:
+    with working("writing the report", options):
         if target == place.STDOUT:
-            page = run.report(Path(folder) / "report.html", step=step).read_text(encoding="utf-8")
+            page = render_report(run, step=step)
         else:
             page = f"Wrote {run.report(target, step=step, force=force)}\n"
     place.write(page)
