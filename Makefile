@@ -21,7 +21,7 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 demo: venv ## record a step, explain it, write demo/report.html
-	$(BIN)/traceflow demo
+	$(BIN)/traceflow demo --force
 
 test: lint types docs notebooks unit ## run every check
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from importlib import metadata
 from typing import TYPE_CHECKING
 
@@ -35,14 +36,17 @@ def code_section(code: Code) -> str:
     return f"({code.code.lower()})=\n### {code.code}: {code.title}\n\n{code.explanation}\n\n*What to do:* {code.remedy}\n\n"
 
 
-def append_codes(_app: Sphinx, page: str, source: list[str]) -> None:
+def sections_of(family: re.Match[str]) -> str:
+    """All codes of a family, such as TF1."""
+    return "".join(code_section(code) for code in CODES.values() if code.code.startswith(family[1]))
+
+
+def put_codes(_app: Sphinx, page: str, source: list[str]) -> None:
     """Put the registry into the places that docs/codes.md keeps for it, one per family."""
     if page == "codes":
-        for family in ("TF1", "TF2", "TF3", "TF9"):
-            sections = "".join(code_section(code) for code in CODES.values() if code.code.startswith(family))
-            source[0] = source[0].replace(f"<!-- {family} -->", sections)
+        source[0] = re.sub(r"<!-- (TF\d) -->", sections_of, source[0])
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
-    app.connect("source-read", append_codes)
+    app.connect("source-read", put_codes)
