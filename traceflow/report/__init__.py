@@ -1,0 +1,1 @@
+"""What people and scripts get to see: text, JSON, one HTML file, figures."""

@@ -1,0 +1,164 @@
+"""All that a page says about one run, as plain values that a template only has to lay out."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from traceflow.report.communication import communication_grids
+from traceflow.report.comparison import Compared
+from traceflow.report.grid import Grid
+from traceflow.report.json import dumps, envelope, epoch_text
+from traceflow.report.names import printable
+from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_grid
+from traceflow.report.subject import Subject
+from traceflow.report.timeline import Timeline, timeline
+from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
+from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
+
+_LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
+_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point")
+_RAW_BYTES = 600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chapter:
+    """One run explained."""
+
+    id: str
+    title: str
+    facts: tuple[str, ...]
+    verdict: Verdict
+    savings: Mapping[str, Any]
+    findings: tuple[Finding, ...]
+    steady_state: Mapping[str, Any] | None
+    steps: Grid | None
+    timeline: Timeline
+    path: tuple[Grid, ...]
+    removable: Mapping[str, Any]
+    communication: tuple[Grid, ...]
+    quality: str
+    evidence: tuple[Grid, ...]
+    inputs: tuple[Grid, ...]
+    command: str
+    raw: str  # gzipped JSON in base64
+    compared: Compared
+    skipped: Mapping[str, str]
+
+    def why(self, what: str) -> str:
+        """Why a figure is not available."""
+        return self.skipped.get(what, "the evidence for it is absent")
+
+
+def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: int) -> Chapter:
+    """Ask a run everything, and gather the answers.
+
+    Args:
+        title: What the reader calls the run.
+        run: The run.
+        number: Position on the page.
+        step: Which step; the whole capture where None.
+        budget: Most rows that its timeline may have.
+    """
+    summary, path = run.summary(), run.critical_path(step=step)
+    communication, savings = run.communication(step=step), run.savings(step=step)
+    results: tuple[Result, ...] = (summary, path, communication, savings)
+    trace, simulated = run.trace, simulates(run.trace)
+    said: Mapping[str, Any] = summary.to_dict()
+    talked: Mapping[str, Any] = communication.to_dict()
+    graph = run.graph(step=step)
+    findings = [finding for result in results for finding in result.findings]
+    return Chapter(
+        id=f"run{number}",
+        title=title,
+        facts=_facts(run, said),
+        verdict=verdict(path, said, step=step, simulated=simulated),
+        savings=savings.to_dict(),
+        findings=_sorted([*findings, simulation_finding()] if simulated else findings),
+        steady_state=said["steady_state"],
+        steps=steps_grid(said),
+        timeline=timeline(trace, graph, path.segments, budget=budget),
+        path=tuple(path_grids(path)),
+        removable=talked["removable"],
+        communication=tuple(communication_grids(talked, graph.start_ns)),
+        quality=_quality(run, results),
+        evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
+        inputs=tuple(input_grids(trace)),
+        command=_command(run, step),
+        raw=_raw(results, run, step),
+        compared=Compared(path, said, talked),
+        skipped={gap.what: gap.reason for gap in _skipped(results)},
+    )
+
+
+def _facts(run: Subject, summary: Mapping[str, Any]) -> tuple[str, ...]:
+    """What was read, in a few words."""
+    ranks, devices = len(summary["ranks"]), len(summary["devices"])
+    return (
+        ", ".join(printable(name, 80) for name in run.inputs),
+        summary["format"],
+        f"{ranks} rank{'s' * (ranks != 1)}",
+        f"{devices} device{'s' * (devices != 1)}" if devices else "no devices",
+        f"{summary['event_count']:,} events",
+        epoch_text(run.trace.epoch_ns) or "not told when it was recorded",
+    )
+
+
+def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """The most serious first, then the costliest."""
+    return tuple(sorted(findings, key=lambda f: (_LOUDEST_FIRST.index(f.severity), -(f.cost_ns or 0), f.code)))
+
+
+def _notes(run: Subject, results: Iterable[Result]) -> tuple[Note, ...]:
+    return tuple(dict.fromkeys((*run.trace.tally.notes, *(note for result in results for note in result.notes))))
+
+
+def _skipped(results: Iterable[Result]) -> tuple[Skipped, ...]:
+    return tuple(dict.fromkeys(gap for result in results for gap in result.skipped))
+
+
+def _quality(run: Subject, results: Iterable[Result]) -> str:
+    """The verdict on the evidence, with the analyzers' remarks."""
+    if run.trace.tally.verdict != "good":
+        return run.trace.tally.verdict
+    return "limited" if any(note.affects for note in _notes(run, results)) else "good"
+
+
+def _command(run: Subject, step: int | None) -> str:
+    """The command that writes this report again."""
+    words = ["traceflow", "report", *run.inputs, *([] if step is None else ["--step", str(step)])]
+    return printable(shlex.join(words), 2000)
+
+
+def _raw(results: Iterable[Result], run: Subject, step: int | None) -> str:
+    """The JSON of every result; the longest lists give way, and say so, where the page would grow too large."""
+    request: dict[str, Json] = {} if step is None else {"step": step}
+    documents = {result.kind: envelope(result, run, request) for result in results}
+    packed = _packed(documents)
+    for key in _LONG_LISTS:
+        if len(packed) <= _RAW_BYTES:
+            break
+        packed = _packed({kind: _without(document, key) for kind, document in documents.items()})
+        documents = {kind: _without(document, key) for kind, document in documents.items()}
+    return packed
+
+
+def _packed(documents: dict[str, dict[str, Json]]) -> str:
+    return base64.b64encode(gzip.compress(dumps({**documents}).encode(), mtime=0)).decode("ascii")
+
+
+def _without(document: dict[str, Json], key: str) -> dict[str, Json]:
+    """A document in which one list of the result is null, with the reason."""
+    result, skipped = document["result"], document["skipped"]
+    if not isinstance(result, dict) or not isinstance(skipped, list) or key not in result:
+        return document
+    reason = f"left out of the page for its size; `traceflow show {document['kind']} --format json` prints it"
+    return {
+        **document,
+        "result": {**result, key: None},
+        "skipped": [*skipped, {"what": f"/result/{key}", "reason": reason}],
+    }

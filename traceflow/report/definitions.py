@@ -1,0 +1,107 @@
+"""What the words on a page mean, in one sentence each: the tooltips and the section on method share them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from traceflow.result import Provenance
+
+CONCEPTS: Mapping[str, str] = MappingProxyType(
+    {
+        "participant": "One device of one rank; on a rank without devices, its host.",
+        "slice": "The part of an event that no event nested in it covers; time on a lane is counted once.",
+        "lag": "The time between the latest thing that something had to wait for and its start: launch latency, "
+        "queueing, the return from a call, or nothing known. Replay keeps lags as they were.",
+        "critical path": "The chain that leads back from the end of the window, always to what was the latest to "
+        "allow the next thing. Its segments tile the window without gap or overlap.",
+        "wait": "Of a collective, the time from this participant's arrival until the last one arrived.",
+        "transfer": "Of a collective, the time from the last arrival to its end on this participant.",
+        "exposed": "Time in which a participant communicated and computed nothing.",
+        "removable": "How much shorter the window is when replayed with a perfect network: with every transfer at "
+        "zero, and with nobody waiting for anybody either. Exposed time need not be removable.",
+        "slack": "How much later a slice could have ended without moving the end of the window. Zero on the path.",
+        "saved": "Measured length of the window minus its length when replayed with the change. Savings of "
+        "different changes do not add up.",
+        "exact": "No latency that was hidden behind something else can change the prediction.",
+        "bound": "A latency may have been hidden behind what was made faster, so the true saving can differ.",
+        "step": "All the work that was launched between the marks of a step, up to the end of the last of it.",
+        "window": "What this page explains: one step, or the whole capture from the first work to the last.",
+        "steady state": "The steps in which nothing was compiled; warm-up is not in it.",
+        "spread": "Longest minus shortest step of the steady state. A smaller difference says nothing.",
+    }
+)
+"""The ideas that the section on method explains."""
+
+_COLUMNS = {
+    "rank": "Number of the process among all processes of the job.",
+    "state": "Whether something was compiled during the step; if so it is not part of the steady state.",
+    "duration": "From the start to the end.",
+    "returned": "From the start of the step until its calls had returned to Python.",
+    "ready": "From the start of the step until its results were complete on the devices.",
+    "fetched": "From the start of the step until its results were on the host.",
+    "start": "From the start of the window.",
+    "kind": "compute, transfer (a collective after the last arrival), communication (a collective that could not be "
+    "split), copy, host, launch (latency of a launch), or idle (a gap that nothing explains).",
+    "time on the path": "Sum over the critical path.",
+    "share": "Part of the window.",
+    "pieces": "How many segments of the path were put together.",
+    "name": "As the trace names it.",
+    "lane": "The thread, stream or line of the device, as the trace names it.",
+    "edge": "The dependency by which the path reached it.",
+    "timeline": "Shows this stretch of time in the timeline.",
+    "compute": "Time in which at least one computation ran.",
+    "copy": "Time in which at least one copy ran.",
+    "busy": "Time in which at least one communication was under way.",
+    "overlapped": "Communication that computation hid: busy minus exposed.",
+    "idle": "Time in which neither computation nor communication nor a copy ran.",
+    "exposed share": "Exposed time as a part of the window.",
+    "composition": "Compute, exposed communication, other copies, and idle time, as parts of the window.",
+    "operation": "What kind of communication it is.",
+    "group": "The ranks or devices that take part.",
+    "calls": "How many there are.",
+    "participants": "How many took part.",
+    "payload": "What one participant puts in; of several participants the largest.",
+    "all payload": "Sum of the payloads.",
+    "last to arrive": "Who arrived last, and so whom the others waited for.",
+    "longest wait": "The longest wait of a participant.",
+    "longest transfer": "The longest transfer of a participant.",
+    "most exposed": "The most exposed time of a participant.",
+    "sum of waits": "Waits summed over calls and participants.",
+    "sum of transfers": "Transfers summed over calls and participants.",
+    "sum of exposed": "Exposed time summed over calls and participants.",
+    "wait and transfer": "The sum of all waits beside the sum of all transfers.",
+    "collective": "Number of the collective in this report.",
+    "arrival": "When this participant arrived, from the start of the window.",
+    "from": "The sender.",
+    "to": "The receiver.",
+    "receiver's wait": "How long the receiver waited for the send to be posted, summed over the messages.",
+    "reason": "Why it could not be done.",
+    "total": "Sum of the durations.",
+    "quantity": "What is compared.",
+    "change": "The last run against the first. Below the spread of steps, a change says nothing.",
+    "provenance": "Where the figure comes from.",
+    "events": "How many events of the trace it concerns.",
+    "outcome": "What became of the events.",
+    "code": "Stable identifier; `traceflow explain CODE` tells more.",
+    "remark": "What was found out about the evidence.",
+    "source": "The file that was read.",
+    "host": "The machine, as the trace names it.",
+    "key": "A field of the trace's own description of itself.",
+    "value": "What the trace says.",
+    "affects": "The figures that this limits.",
+    "figure": "The figure that is missing.",
+}
+
+DEFINITIONS: Mapping[str, str] = MappingProxyType({**CONCEPTS, **_COLUMNS})
+"""The definition of every heading and of every figure."""
+
+PROVENANCES: Mapping[Provenance, str] = MappingProxyType(
+    {
+        Provenance.MEASURED: "taken from timestamps or counters of the trace, or a sum or difference of them",
+        Provenance.COMPILER: "an estimate of the compiler: static costs, buffer assignment",
+        Provenance.DERIVED: "computed from shapes and stated intent",
+        Provenance.MODELLED: "what replay predicts for a change that was not made",
+    }
+)
+"""Where a figure can come from."""

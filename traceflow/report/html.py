@@ -1,0 +1,166 @@
+"""The report: one HTML file that needs nothing else, and that no name from a trace can make do anything."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from traceflow.errors import TraceflowError
+from traceflow.report.chapter import chapter
+from traceflow.report.comparison import comparison
+from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
+from traceflow.report.grid import duration, percent
+from traceflow.report.names import printable
+from traceflow.report.subject import Subject
+from traceflow.report.verdict import SIMULATION
+from traceflow.result import Json
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+ROWS = 30_000
+"""Most rows of all timelines of a page together; it keeps a page below 3 MB whatever the size of the trace."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One run of a comparison: what the reader calls it, and which of its steps is explained."""
+
+    title: str
+    run: Subject
+    step: int | None = None
+
+
+def write_report(run: Subject, path: Path, *, step: int | None = None, force: bool = False) -> Path:
+    """Write a report as one offline HTML file. It appears complete or not at all.
+
+    Args:
+        run: The run to explain.
+        path: The file to write.
+        step: Which step to explain; the whole capture where None.
+        force: Whether to replace a file that is there.
+
+    Returns:
+        `path`.
+
+    Raises:
+        TraceflowError: TF110 when the file exists and `force` is not set, TF114 when it cannot be written, and
+            what the analyzers raise: TF104 without work, TF111 without such a step.
+    """
+    return write_comparison([Part(_title(run), run, step)], path, force=force)
+
+
+def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) -> Path:
+    """Write a report of several runs: the last compared with the first, then each explained.
+
+    Args:
+        parts: The runs, in order.
+        path: The file to write.
+        force: Whether to replace a file that is there.
+
+    Returns:
+        `path`.
+
+    Raises:
+        TraceflowError: As `write_report`.
+    """
+    if path.exists() and not force:
+        raise TraceflowError(
+            "TF110", f"cannot write {path}", "it exists already", "give -f to replace it, or another name"
+        )
+    text = render_comparison(parts)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text, encoding="utf-8")
+        draft.replace(path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        why = error.strerror or type(error).__name__
+        raise TraceflowError("TF114", f"cannot write {path}", why, "choose another place") from error
+    return path
+
+
+def render_report(run: Subject, *, step: int | None = None) -> str:
+    """The text of a report; the same evidence gives the same text.
+
+    Args:
+        run: The run to explain.
+        step: Which step to explain; the whole capture where None.
+    """
+    return render_comparison([Part(_title(run), run, step)])
+
+
+def render_comparison(parts: Sequence[Part]) -> str:
+    """The text of a report of several runs.
+
+    Args:
+        parts: The runs, in order.
+    """
+    chapters = [
+        chapter(printable(part.title), part.run, number=number, step=part.step, budget=ROWS // len(parts))
+        for number, part in enumerate(parts)
+    ]
+    style, script = _source("report.css"), f"{_source('timeline.js')}\n{_source('report.js')}"
+    page = _environment().get_template("report.html")
+    return page.render(
+        chapters=chapters,
+        comparison=comparison([(c.title, c.compared) for c in chapters]) if len(chapters) > 1 else None,
+        title=", ".join(c.title for c in chapters),
+        style=style,
+        style_hash=_hash(style),
+        script=script,
+        script_hash=_hash(script),
+        version=version("traceflow-ml"),
+    )
+
+
+def _title(run: Subject) -> str:
+    """The last part of what was opened."""
+    return ", ".join(Path(name).name or name for name in run.inputs)
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader("traceflow.report"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"duration": duration, "percent": percent, "printable": printable, "data": _data}
+    environment.globals |= {
+        "concepts": CONCEPTS,
+        "definitions": DEFINITIONS,
+        "provenances": PROVENANCES,
+        "simulation": SIMULATION,
+    }
+    return environment
+
+
+def _source(name: str) -> str:
+    return files("traceflow.report").joinpath("templates", name).read_text(encoding="utf-8").strip()
+
+
+def _hash(text: str) -> str:
+    """What the content security policy says of an inline element that may be used."""
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(value: Json) -> str:
+    """JSON that can stand inside a script element: nothing in it can end the element."""
+    text = json.dumps(value, separators=(",", ":"))
+    for character in "<>&":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text

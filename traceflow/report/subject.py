@@ -1,0 +1,95 @@
+"""What a report needs of a run and of its critical path: their shape, so that drawing knows no analyzer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from traceflow.graph import DependencyGraph
+from traceflow.result import Result
+from traceflow.trace.model import Int32, Int64, Text, Trace
+
+
+class Segments(Protocol):
+    """Columns of a critical path in time order, one row per segment."""
+
+    @property
+    def start_ns(self) -> Int64:
+        """Start of each segment."""
+
+    @property
+    def duration_ns(self) -> Int64:
+        """Duration of each; together they tile the window."""
+
+    @property
+    def kind(self) -> Text:
+        """What each segment is."""
+
+    @property
+    def rank(self) -> Int32:
+        """Where it was."""
+
+    @property
+    def device(self) -> Int32:
+        """On which device, -1 for the host."""
+
+    @property
+    def lane(self) -> Text:
+        """On which thread or stream."""
+
+    @property
+    def name(self) -> Text:
+        """Name of the event behind it."""
+
+    @property
+    def edge(self) -> Text:
+        """How it was reached, None for the first."""
+
+    def __len__(self) -> int: ...
+
+
+class CriticalPath(Result, Protocol):
+    """A critical path."""
+
+    @property
+    def segments(self) -> Segments:
+        """Its segments."""
+
+    @property
+    def makespan_ns(self) -> int:
+        """Length of the window."""
+
+    @property
+    def by_kind_ns(self) -> Mapping[str, int]:
+        """Time on the path per kind."""
+
+    @property
+    def by_rank_ns(self) -> Mapping[int, int]:
+        """Time on the path per rank."""
+
+
+class Subject(Protocol):
+    """A run that can be asked for everything that a report shows."""
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """What was opened."""
+
+    @property
+    def trace(self) -> Trace:
+        """The evidence."""
+
+    def graph(self, *, step: int | None = None) -> DependencyGraph:
+        """The dependency graph of the window."""
+
+    def summary(self) -> Result:
+        """What the capture holds."""
+
+    def critical_path(self, *, step: int | None = None) -> CriticalPath:
+        """The critical path of the window."""
+
+    def communication(self, *, step: int | None = None) -> Result:
+        """Communication in the window."""
+
+    def savings(self, *, step: int | None = None) -> Result:
+        """What would shorten the window most."""
