@@ -23,7 +23,7 @@ STEPS, LOOPS = 3, 4
 
 
 def program(mesh: Mesh) -> Any:
-    def body(x: jax.Array) -> jax.Array:
+    def body(x: Any) -> Any:
         y = jax.lax.pcast(jax.lax.psum(x, "b"), ("b",), to="varying")  # all-reduce over pairs
         z = jax.lax.ppermute(y, "a", [(i, (i + 1) % 4) for i in range(4)])
         return jax.lax.fori_loop(0, LOOPS, lambda _, c: jax.lax.all_gather(c, "a").sum(0) + x, z)

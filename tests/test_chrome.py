@@ -55,7 +55,7 @@ def test_times_are_taken_from_their_digits(tmp_path: Path, spans: list[tuple[int
 @pytest.mark.parametrize("name", ["a.trace.json", "a.trace.json.gz"])
 def test_the_json_of_a_trace_means_what_its_xspace_means(tmp_path: Path, name: str) -> None:
     us = 1_000_000
-    stats = {"hlo_op": "psum.1", "program_id": 3, "run_id": -8, "device_ordinal": 1}
+    stats: dict[str, int | str | bytes] = {"hlo_op": "psum.1", "program_id": 3, "run_id": -8, "device_ordinal": 1}
     events = [
         Event("step", 0, 30 * us, {"step_num": 4}),
         Event("Execute", us, 2 * us, {"run_id": -8}),
@@ -64,7 +64,10 @@ def test_the_json_of_a_trace_means_what_its_xspace_means(tmp_path: Path, name: s
         Event("Rendezvous", 5 * us, us),
         Event("end: psum.1", 9 * us),
     ]
-    kernels = [Event("gemm", 11 * us, us, {"correlation_id": 2}), Event("MemcpyD2H", 12 * us, us, {"correlation_id": 3})]
+    kernels = [
+        Event("gemm", 11 * us, us, {"correlation_id": 2}),
+        Event("MemcpyD2H", 12 * us, us, {"correlation_id": 3}),
+    ]
     planes = {"/host:CPU": [Line("python", events)], "/device:GPU:2": [Line("Stream #5(Kernel)", kernels)]}
     space = read_xspace(write(tmp_path / "a.xplane.pb", xspace(planes, start_ns=None))).trace
 
@@ -142,9 +145,7 @@ def test_every_operation_of_a_tpu_is_kept_in_order(corpus: Callable[[str], Path]
     trace = read_chrome(corpus(name)).trace
     lanes, lane = trace.lanes, trace.events.lane
     on_line = np.flatnonzero((lanes.kind == LaneKind.LINE)[lane])
-    found = Counter(
-        (int(lanes.device[lane[row]]), trace.strings[trace.events.name[row]]) for row in on_line
-    )
+    found = Counter((int(lanes.device[lane[row]]), trace.strings[trace.events.name[row]]) for row in on_line)
     assert found == Counter((int(planes[event["pid"]][-1]), event["name"]) for event in operations)
     assert trace.tally.read == len(spans) == trace.tally.kept + sum(trace.tally.dropped.values())
     hosts = [event for event in spans if planes[event["pid"]] == "/host:CPU"]

@@ -104,7 +104,9 @@ def test_bytes_of_a_shape(text: str, size: int) -> None:
 def test_shapes_of_the_proto_are_written_as_hlo_text() -> None:
     shape = message("ShapeProto")
     dynamic = shape(element_type=4, dimensions=[5, 2], is_dynamic_dimension=[True, False])
-    pair = shape(element_type=13, tuple_shapes=[shape(element_type=16, dimensions=[3]), dynamic, shape(element_type=17)])
+    pair = shape(
+        element_type=13, tuple_shapes=[shape(element_type=16, dimensions=[3]), dynamic, shape(element_type=17)]
+    )
     assert shape_text(pair) == "(bf16[3], s32[<=5,2], token[])"
 
 
@@ -133,7 +135,9 @@ def test_replica_groups_as_text(text: str, groups: tuple[tuple[int, ...], ...]) 
 
 @pytest.mark.parametrize(("text", "groups"), ENCODINGS, ids=[text for text, _ in ENCODINGS])
 def test_replica_groups_as_xla_itself_encodes_them(text: str, groups: tuple[tuple[int, ...], ...]) -> None:
-    xla = pytest.importorskip("jaxlib", reason="XLA's parser comes with jaxlib") and importlib.import_module("jaxlib._hlo")
+    xla = pytest.importorskip("jaxlib", reason="XLA's parser comes with jaxlib") and importlib.import_module(
+        "jaxlib._hlo"
+    )
     source = f"""HloModule m, replica_count=1, num_partitions=8
     add {{ a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT s = f32[] add(a, b) }}
     ENTRY e {{
@@ -178,7 +182,9 @@ def test_groups_along_mesh_axes_differ_in_these_axes_only(mesh: tuple[list[int],
     coordinates = dict(zip(devices, itertools.product(*map(range, sizes)), strict=True))
     expected = Counter(
         frozenset(
-            d for d in devices if all(coordinates[d][a] == coordinates[one][a] for a in range(len(sizes)) if a not in axes)
+            d
+            for d in devices
+            if all(coordinates[d][a] == coordinates[one][a] for a in range(len(sizes)) if a not in axes)
         )
         for one in devices
     )
@@ -323,7 +329,13 @@ SLICE_DONE = (
 def test_instructions_from_text() -> None:
     fusion = "%fusion.7 = bf16[1024,5120]{1,0} fusion(bf16[8]{0} %param.2, /*index=1*/s32[]{:T(128)} %constant.5), kind=kLoop"
     module = read_hlo_lines(
-        [Line(REDUCE, "jit(f)/psum", "f.py:3"), Line(fusion), Line(REDUCE, "again"), Line("not HLO"), Line("%x = f32[2")],
+        [
+            Line(REDUCE, "jit(f)/psum", "f.py:3"),
+            Line(fusion),
+            Line(REDUCE, "again"),
+            Line("not HLO"),
+            Line("%x = f32[2"),
+        ],
         "jit_f",
         9,
     )

@@ -173,5 +173,3 @@ def everything(trace: Trace) -> dict[str, object]:
         "tally": (trace.tally.read, trace.tally.kept, dict(trace.tally.dropped)),
         "epoch": trace.epoch_ns,
     }  # fmt: skip
-
-

@@ -7,6 +7,7 @@ an event are rounded down to nanoseconds. The programs are a plane of their own,
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,8 +168,8 @@ def _line(line: Any, name: str, kinds: Mapping[int, _Kind], dictionary: _Diction
     nameless = _Kind("", {}, "without a name")
     kind_of = [kinds.get(event.metadata_id, nameless) for event in line.events]
     count.read += len(kind_of)
-    for reason in (kind.noise for kind in kind_of if kind.noise):
-        count.drop(reason, 1)
+    for reason, events in Counter(kind.noise for kind in kind_of if kind.noise).items():
+        count.drop(reason, events)
     kept = [(kind, event) for kind, event in zip(kind_of, line.events, strict=True) if not kind.noise]
     offset_ps = np.array([event.offset_ps for _, event in kept], np.int64)
     duration_ps = np.array([event.duration_ps for _, event in kept], np.int64)
