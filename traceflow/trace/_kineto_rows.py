@@ -1,0 +1,341 @@
+"""From the bytes of a Kineto file to columns that have no meaning yet. Imported only inside functions."""
+
+from __future__ import annotations
+
+import json
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from traceflow.trace import _kineto_scan as k
+from traceflow.trace import _text_columns as t
+
+if TYPE_CHECKING:
+    from traceflow.result import Json
+    from traceflow.trace.model import Bool, Int8, Int32, Int64
+
+_PIECE = 1 << 20  # bytes read at a time; what is in work then stays in the caches
+_BATCH = 4096  # events noted at a time
+_PACKED = 1024  # bytes of a gzip file inflated at a time: of a damaged one, the piece with the damage is lost
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """One row per event with a start and an end, in the order of the file. Texts are codes in `Rows.texts`."""
+
+    start_ns: Int64
+    end_ns: Int64
+    correlation: Int64
+    external: Int64
+    name: Int32  # that of the category, where it is not known
+    owner: Int32  # process, or device of work on one
+    track: Int32  # thread, or stream
+    category: Int8  # OPERATOR to UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class Collectives:
+    """One row per event that has arguments of a collective."""
+
+    row: Int64  # in `Rows.spans`
+    operation: Int32
+    dtype: Int32
+    elements: Int64
+    in_splits: Int32
+    out_splits: Int32
+    group: Int32
+    members: Int32
+    size: Int64
+    sequence: Int64
+    root: Int64
+    source: Int64
+    destination: Int64
+
+
+@dataclass(frozen=True, slots=True)
+class FlowEnds:
+    """One row per start or end of a flow from a forward to a backward operator."""
+
+    number: Int64
+    time_ns: Int64
+    owner: Int32
+    track: Int32
+    phase: Int32
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRecords:
+    """One row per synchronisation record."""
+
+    kind: Int32
+    device: Int64
+    stream: Int64
+    awaited_stream: Int64
+    correlation: Int64
+    record_correlation: Int64
+
+
+Table = TypeVar("Table", Spans, Collectives, FlowEnds, SyncRecords)
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """What a Kineto file holds."""
+
+    spans: Spans
+    collectives: Collectives
+    flows: FlowEnds
+    syncs: SyncRecords
+    texts: tuple[str, ...]  # the last is empty, so that code -1 has a text, too
+    members: Mapping[str, Json]  # of the top-level object, without the events
+    counts: Int64  # events by outcome
+    without_duration: int
+    bytes_read: int
+    damaged_at: int | None  # where the first piece begins that cannot be understood
+    is_complete: bool  # whether the text goes on to the bracket that closes the first
+    is_cut: bool  # whether it ends inside an event
+    compression: str | None  # what is wrong with the gzip stream
+
+
+def read_rows(path: Path) -> Rows:
+    """Read a Kineto file in pieces, packed by gzip or not."""
+    problems: list[str] = []
+    collector = _Collector()
+    rest, fresh = b"", list[bytes]()
+    for piece in chain(_pieces(path, problems), (b"",)):
+        fresh.append(piece)
+        if piece and sum(map(len, fresh)) < len(rest):
+            continue  # one item is larger than a piece: look again when there is twice as much
+        rest = collector.feed(b"".join((rest, *fresh)), final=not piece)
+        fresh.clear()
+    return collector.rows(rest, problems[0] if problems else None)
+
+
+def _pieces(path: Path, problems: list[str]) -> Iterator[bytes]:
+    with path.open("rb") as file:
+        if file.peek(2)[:2] == b"\x1f\x8b":
+            yield from _inflated(file, problems)
+        else:
+            yield from iter(partial(file.read, _PIECE), b"")
+
+
+def _inflated(file: IO[bytes], problems: list[str]) -> Iterator[bytes]:
+    inflater = zlib.decompressobj(wbits=31)
+    ready = bytearray()
+    try:
+        for packed in iter(partial(file.read, _PACKED), b""):
+            ready += inflater.decompress(packed)
+            while inflater.eof and (unused := inflater.unused_data.lstrip(b"\0")):
+                inflater = zlib.decompressobj(wbits=31)
+                ready += inflater.decompress(unused)
+            if len(ready) >= _PIECE:
+                yield bytes(ready)
+                ready.clear()
+    except zlib.error as error:
+        problems.append(str(error))
+    else:
+        if not inflater.eof:
+            problems.append("the gzip stream ends early")
+    if ready:
+        yield bytes(ready)
+
+
+class _Collector:
+    """Takes a file piece by piece and keeps the columns of what it finds."""
+
+    def __init__(self) -> None:
+        self._state = np.zeros(k.STATE, np.int64)
+        self._state[k.DAMAGE] = -1
+        self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
+        self._outcomes = np.empty(_BATCH, np.int8)
+        self._texts = _Texts()
+        self._counts = np.zeros(k.OUTCOMES, np.int64)
+        self._members: dict[str, Json] = {}
+        self._spans: list[Spans] = []
+        self._collectives: list[Collectives] = []
+        self._flows: list[FlowEnds] = []
+        self._syncs: list[SyncRecords] = []
+        self._row_count = self._without_duration = 0
+
+    def feed(self, data: bytes, *, final: bool) -> bytes:
+        """Take what is complete in `data`; return the rest."""
+        buffer, at = np.frombuffer(data + bytes(t.PADDING), np.uint8), 0
+        while True:
+            at = k.scan(buffer, at, final, self._state, self._places, self._outcomes)
+            found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]]
+            if member_stop:
+                self._members |= _member(data[self._state[k.MEMBER_START] : member_stop])
+            elif not found:
+                break
+            self._take(self._outcomes[:found])
+        self._state[k.OFFSET] += at
+        return data[at:]
+
+    def rows(self, rest: bytes, compression: str | None) -> Rows:
+        """Everything that was found."""
+        self._take(self._outcomes[:0])  # so that there is at least one batch
+        mode, damage = int(self._state[k.MODE]), int(self._state[k.DAMAGE])
+        return Rows(
+            _stacked(self._spans),
+            _stacked(self._collectives),
+            _stacked(self._flows),
+            _stacked(self._syncs),
+            self._texts.decoded(),
+            self._members,
+            self._counts,
+            self._without_duration,
+            int(self._state[k.OFFSET]) + len(rest),
+            damage if damage >= 0 else None,
+            mode == k.END,
+            mode == k.EVENTS and bool(rest.strip()),
+            compression,
+        )
+
+    def _take(self, outcomes: Int8) -> None:
+        self._counts += np.bincount(outcomes, minlength=k.OUTCOMES)
+        self._take_spans(outcomes, np.flatnonzero(outcomes <= k.UNKNOWN))
+        self._take_syncs(np.flatnonzero(outcomes == k.SYNC_RECORD))
+        flows = np.flatnonzero(outcomes == k.DATA_FLOW)
+        time_ns, _ = t.times(self._places, flows, k.TS, k.DUR)
+        codes = (self._codes(flows, field) for field in (k.PID, k.TID, k.PH))
+        self._flows.append(FlowEnds(self._numbers(flows, k.ID), time_ns, *codes))
+
+    def _take_spans(self, outcomes: Int8, events: Int64) -> None:
+        start_ns, end_ns = t.times(self._places, events, k.TS, k.DUR)
+        timed = end_ns >= 0
+        self._without_duration += len(events) - int(timed.sum())
+        events = events[timed]
+        category = outcomes[events]
+        on_device = (category >= k.KERNEL) & (category <= k.QUEUE)
+        self._spans.append(
+            Spans(
+                start_ns[timed],
+                end_ns[timed],
+                self._numbers(events, k.CORRELATION),
+                self._numbers(events, k.EXTERNAL),
+                self._codes(events, k.NAME, k.CATEGORY, category == k.UNKNOWN),
+                self._codes(events, k.PID, k.DEVICE, on_device),
+                self._codes(events, k.TID, k.STREAM, on_device),
+                category,
+            )
+        )
+        self._take_collectives(events)
+        self._row_count += len(events)
+
+    def _take_collectives(self, events: Int64) -> None:
+        stops = self._places[events, :, 1]
+        described = np.flatnonzero((stops[:, k.COLLECTIVE] > 0) | (stops[:, k.GROUP_NAME] > 0))
+        events, codes, numbers = events[described], self._codes, self._numbers
+        self._collectives.append(
+            Collectives(
+                row=self._row_count + described,
+                operation=codes(events, k.COLLECTIVE),
+                dtype=codes(events, k.DTYPE),
+                elements=numbers(events, k.NELEMS),
+                in_splits=codes(events, k.IN_SPLITS),
+                out_splits=codes(events, k.OUT_SPLITS),
+                group=codes(events, k.GROUP_NAME),
+                members=codes(events, k.GROUP_RANKS),
+                size=numbers(events, k.GROUP_SIZE),
+                sequence=numbers(events, k.SEQUENCE),
+                root=numbers(events, k.ROOT),
+                source=numbers(events, k.SOURCE),
+                destination=numbers(events, k.DESTINATION),
+            )
+        )
+
+    def _take_syncs(self, events: Int64) -> None:
+        device, codes, numbers = self._numbers(events, k.DEVICE), self._codes, self._numbers
+        self._syncs.append(
+            SyncRecords(
+                kind=codes(events, k.NAME, k.SYNC, wanted=True),
+                device=np.where(device >= 0, device, numbers(events, k.PID)),
+                stream=numbers(events, k.STREAM),
+                awaited_stream=numbers(events, k.AWAITED_STREAM),
+                correlation=numbers(events, k.CORRELATION),
+                record_correlation=numbers(events, k.RECORD_CORRELATION),
+            )
+        )
+
+    def _numbers(self, events: Int64, field: int) -> Int64:
+        found: Int64 = t.numbers(self._places, events, field)
+        return found
+
+    def _codes(self, events: Int64, field: int, rather: int = 0, wanted: Bool | bool = False) -> Int32:  # noqa: FBT001, FBT002
+        """Codes of the texts in `field`, or in another one where that is `wanted` and there."""
+        is_other = wanted & (self._places[events, rather, 1] > 0)
+        return self._texts.codes(self._places, events, np.where(is_other, rather, field))
+
+
+class _Texts:
+    """Distinct texts by number, as the file spells them."""
+
+    def __init__(self) -> None:
+        self._filled = np.zeros(2, np.int64)  # texts, bytes
+        self._table = np.empty((0, t.TEXT_WIDTH), np.int64)
+        self._slots = np.empty(0, np.int32)
+        self._arena = np.empty(0, np.uint8)
+
+    def codes(self, places: Int64, events: Int64, field: Int64) -> Int32:
+        """Number of each event's text in its field, -1 for none."""
+        size = int((places[events, field, 1] - places[events, field, 0]).sum())
+        if self._filled[0] + len(events) >= len(self._table):
+            self._table = _with_room(self._table, int(self._filled[0]) + len(events))
+            self._slots = np.full(2 * len(self._table), -1, np.int32)
+            t.index(self._table, self._filled[0], self._slots)
+        if self._filled[1] + size + t.PADDING >= len(self._arena):
+            self._arena = _with_room(self._arena, int(self._filled[1]) + size + t.PADDING)
+        found: Int32 = t.codes(places, events, field, self._filled, self._table, self._slots, self._arena)
+        return found
+
+    def decoded(self) -> tuple[str, ...]:
+        """The texts by number, and an empty one."""
+        held = self._arena.tobytes()
+        rows = self._table[: self._filled[0]].tolist()
+        return (*(_decoded(held[row[t.AT] : row[t.AT] + row[t.LENGTH]]) for row in rows), "")
+
+
+def _with_room(array: Int64, length: int) -> Int64:
+    """A copy with at least twice as many rows as are wanted, a power of two."""
+    larger = np.empty((2 << length.bit_length(), *array.shape[1:]), array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
+def _stacked(tables: list[Table]) -> Table:
+    return type(tables[0])(*(np.concatenate([getattr(table, f.name) for table in tables]) for f in fields(tables[0])))
+
+
+_ESCAPE = re.compile(r'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)')
+_SUPERFLUOUS_COMMA = re.compile(r",(?=\s*[}\]])")
+
+
+def _decoded(spelled: bytes) -> str:
+    """The text that a file spells so: escapes undone, those that are none taken literally."""
+    text = spelled.decode("utf-8", "replace")
+    if "\\" not in text:
+        return text
+    text = json.loads(f'"{_with_valid_escapes(text)}"', strict=False)
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no character
+
+
+def _with_valid_escapes(text: str) -> str:
+    return _ESCAPE.sub(lambda match: match[0] if match[1] else r"\\", text)
+
+
+def _member(spelled: bytes) -> dict[str, Json]:
+    """One member of the top-level object; nothing where it cannot be understood."""
+    text = spelled.decode("utf-8", "replace")
+    for attempt in (text, _SUPERFLUOUS_COMMA.sub("", _with_valid_escapes(text))):
+        try:
+            return dict(json.loads(f"{{{attempt}}}", strict=False))
+        except ValueError:
+            continue
+    return {}

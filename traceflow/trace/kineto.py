@@ -1,0 +1,120 @@
+"""Traces of PyTorch's profiler: the JSON that Kineto writes, plain or packed by gzip."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from traceflow.errors import TraceflowError
+from traceflow.result import Note, Tally
+from traceflow.trace.model import Rank, Trace
+
+if TYPE_CHECKING:
+    from traceflow.result import Json
+    from traceflow.trace._kineto_rows import Rows
+
+_KINETO_KEY = re.compile(
+    rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|traceName|record_shapes'
+    rb"|c?upti_version|cuda_runtime_version|hip_runtime_version|roctracer_version|Ev Idx|External id)\"\s*:"
+    rb'|"cat"\s*:\s*"(?:cpu_op|user_annotation|python_function|kernel|gpu_mem|cuda_|ac2g|xpu_|mtia_|privateuse1_|Operator)'
+)
+_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
+
+
+def looks_like_kineto(head: bytes) -> bool:
+    """Whether the first bytes of a JSON file, unpacked, are those of a Kineto trace.
+
+    Example:
+        >>> looks_like_kineto(b'{"schemaVersion": 1, "deviceProperties": [')
+        True
+        >>> looks_like_kineto(b'{"displayTimeUnit":"ns","metadata":{"highres-ticks":true},"traceEvents":[')
+        False
+    """
+    return b'"highres-ticks"' not in head and _KINETO_KEY.search(head) is not None
+
+
+def read_kineto(path: Path) -> Trace:
+    """Read the trace of one rank, in memory that grows with the number of events and not with the file.
+
+    Operators, annotations and Python functions become host events, calls into the device runtime become calls
+    or, if they block, waits; kernels and copies lie on the streams of their device. Times come from the decimal
+    text: start = floor(ts), end = floor(ts + dur) in ns, so that neighbours keep their order. Step annotations,
+    synchronisation records and flows from forward to backward fill the tables beside the events. What is
+    neither is counted with a reason, and so is what is damaged: an event that is no JSON is passed over, a file
+    that ends early is read as far as it goes.
+
+    Args:
+        path: A `.json` or `.json.gz` file: an object with `traceEvents`, or a bare list of events.
+
+    Returns:
+        The canonical trace. The rank is that of `distributedInfo`, else of the file name, else 0 with a note.
+
+    Raises:
+        TraceflowError: TF101 when the file cannot be opened, TF102 when it is empty, TF103 when it is no JSON or
+            damaged before the first event, TF104 when it holds no events, TF105 when it cannot be unpacked.
+    """
+    from traceflow.trace._kineto_rows import read_rows
+    from traceflow.trace._kineto_trace import trace_of
+
+    try:
+        rows = read_rows(path)
+    except OSError as error:
+        why = error.strerror or "it cannot be opened"
+        raise TraceflowError("TF101", f"cannot read {path}", why[:1].lower() + why[1:], "check the path") from error
+    rank, notes = _rank(rows, path)
+    trace = trace_of(rows, rank)
+    if not len(trace.events):
+        raise _refusal(rows, path)
+    cut = Tally(1, 0, {}, {"cut off at the end of the file": 1}) if rows.is_cut else Tally()
+    return replace(trace, tally=trace.tally + cut + Tally(notes=(*notes, *_damage(rows))))
+
+
+def _rank(rows: Rows, path: Path) -> tuple[Rank, tuple[Note, ...]]:
+    distributed = rows.members.get("distributedInfo")
+    said = distributed if isinstance(distributed, dict) else {}
+    in_name = _RANK_IN_NAME.search(path.name)
+    rank = _non_negative(said.get("rank"))
+    if rank is None and in_name:
+        rank = int(in_name[1])
+    note = Note("TF301", f"neither {path.name} nor its name says which rank it is: taken as rank 0")
+    host = rows.members.get("host_name")
+    known = Rank(rank or 0, host if isinstance(host, str) else None, _non_negative(said.get("world_size")), path.name)
+    return known, () if rank is not None else (note,)
+
+
+def _non_negative(value: Json) -> int | None:
+    return value if isinstance(value, int) and 0 <= value < np.iinfo(np.int32).max else None
+
+
+def _damage(rows: Rows) -> tuple[Note, ...]:
+    """What of the file could not be read, in one note each."""
+    texts = []
+    if rows.compression:
+        texts.append(f"the compression is damaged ({rows.compression}): events behind the damage are lost")
+    elif not rows.is_complete and rows.damaged_at is None:
+        texts.append(f"the file ends early, after {rows.bytes_read} bytes: later events are lost")
+    if rows.damaged_at is not None:
+        texts.append(f"from byte {rows.damaged_at} on, something is no JSON: the events that hold it are lost")
+    return tuple(Note("TF302", text, ("/result",)) for text in texts)
+
+
+def _refusal(rows: Rows, path: Path) -> TraceflowError:
+    """Why a file gives no trace at all."""
+    again = "copy it again, or record again"
+    if rows.compression:
+        return TraceflowError("TF105", f"cannot unpack {path}", rows.compression, again)
+    if rows.bytes_read == 0:
+        return TraceflowError("TF102", f"cannot read {path}", "the file is empty", "record again")
+    if rows.damaged_at is not None:
+        why = f"it is no JSON from byte {rows.damaged_at} on"
+        return TraceflowError("TF103", f"cannot read {path}", why, again)
+    if not rows.is_complete:
+        why = f"it ends after {rows.bytes_read} bytes, before any event"
+        return TraceflowError("TF103", f"cannot read {path}", why, again)
+    count = int(rows.counts.sum())
+    why = f"none of its {count} records is work of a host or a device" if count else "it holds no events"
+    return TraceflowError("TF104", f"nothing to explain in {path}", why, "check that the profiler was active")
