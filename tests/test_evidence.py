@@ -183,6 +183,27 @@ def test_a_damaged_trace_in_a_folder_is_not_passed_over(tmp_path: Path) -> None:
     assert refusal(tmp_path).code == "TF103"
 
 
+@pytest.mark.parametrize(("content", "code"), [(b"", "TF102"), (b"\x1f\x8b\x08garbage", "TF105")])
+def test_an_empty_or_unreadable_rank_does_not_vanish(tmp_path: Path, content: bytes, code: str) -> None:
+    space(tmp_path / "a.xplane.pb")
+    (tmp_path / "rank1.json.gz").write_bytes(content)
+    error = refusal(tmp_path)
+    assert error.code == code
+    assert "rank1.json.gz" in error.what
+
+
+def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = space(tmp_path / "a.xplane.pb")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "open", refuse)
+    error = refusal(path)
+    assert (error.code, error.why) == ("TF101", "Permission denied")
+    assert str(path) in error.what
+
+
 @pytest.mark.parametrize(
     ("given", "code", "why"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ from traceflow.trace.model import Trace
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
 _GZIP = b"\x1f\x8b"
 _RUNS = "profile"  # TensorBoard: plugins/profile/<run>/<host>.xplane.pb
+_TRACE_NAME = re.compile(r"\.(json|pb)(\.gz)?$")
 _FORMATS = "Kineto JSON, XSpace (.xplane.pb) and trace-event JSON are read"
 
 
@@ -51,16 +53,20 @@ def read(path: Path | str) -> Evidence:
         One canonical trace, and the compiled programs by the keys that it uses.
 
     Raises:
-        TraceflowError: TF101 where nothing exists at the path, TF102 for an empty file, TF103 or TF105 for a damaged
+        TraceflowError: TF101 where nothing exists at the path or nothing may be read, TF102 for an empty file, TF103 or TF105 for a damaged
             one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107 for
             another format, TF108 when two files claim one rank.
     """
     given = Path(path)
-    if given.is_file():
-        return _read_one(given, _format_of(given) or _refuse(given), 0)
-    traces = _traces(given, _found(given))
-    _check_one_recording(traces)
-    return _merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)])
+    try:
+        if given.is_file():
+            return _read_one(given, _format_of(given) or _refuse(given), 0)
+        traces = _traces(given, _found(given))
+        _check_one_recording(traces)
+        return _merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)])
+    except OSError as error:
+        why = error.strerror or "it cannot be opened"
+        raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
 
 
 def _found(given: Path) -> list[Path]:
@@ -82,6 +88,9 @@ def _traces(given: Path, files: Sequence[Path]) -> list[tuple[Path, _Format]]:
     if not files:
         why = "the folder is empty" if given.is_dir() else "nothing matches the pattern"
         raise TraceflowError("TF106", f"nothing to read in {given}", why, "give a trace, or a folder of traces")
+    for file in files:
+        if _TRACE_NAME.search(file.name) and not _head(file):
+            _refuse(file)  # a rank whose trace is empty or damaged must not vanish without a word
     forms = [(file, form) for file in files if (form := _format_of(file))]
     if not forms:
         why = f"none of its {len(files)} files is a trace" if len(files) > 1 else f"{files[0].name} is no trace"
