@@ -303,6 +303,38 @@ def test_a_program_of_one_kernel_runs_anew_with_each_launch(tmp_path: Path) -> N
     assert trace.hlo.run.tolist() == [0, 0, 1]
 
 
+def threads(tmp_path: Path, *lines: Line) -> list[str]:
+    """The thread of each call into the runtime, which the runtime's tracer shows on a line of its own."""
+    calls = [
+        Event("launch", at * US, US, {"correlation_id": at, "hlo_op": name, "program_id": 5})
+        for at, name in ((2, "dot"), (6, "add"))
+    ]
+    trace = read(tmp_path, {"/host:CPU": [*lines, Line("Host Threads/3", calls)]}).trace
+    return [lane for _, lane, *_, name, kind in rows(trace) if (name, kind) == ("launch", "CALL")]
+
+
+def test_runtime_calls_belong_to_the_thread_whose_spans_hold_them(tmp_path: Path) -> None:
+    fitting = Line("worker", [Event("dot", US, 3 * US), Event("add", 5 * US, 3 * US)])
+    early = Line("other", [Event("dot", US, US // 2), Event("dot", 4 * US, US), Event("add", 5 * US, 3 * US)])
+    lacking = Line("third", [Event("dot", US, 3 * US)])
+    around = Line("python", [Event("main", 0, 9 * US)])
+    assert threads(tmp_path, fitting, early, lacking, around) == ["worker"] * 2
+    assert threads(tmp_path, early, lacking, around) == ["Host Threads/3"] * 2
+
+
+def test_runtime_calls_that_fit_two_threads_stay_where_they_are(tmp_path: Path) -> None:
+    events = [Event("dot", US, 3 * US), Event("add", 5 * US, 3 * US)]
+    assert threads(tmp_path, Line("one", events), Line("two", events)) == ["Host Threads/3"] * 2
+
+
+def test_real_runtime_calls_lie_in_the_spans_of_their_operations(corpus: Callable[[str], Path]) -> None:
+    trace = read_xspace(corpus("xplane/mi300_conv.xplane.pb")).trace
+    calls = [row for row, name in enumerate(trace.events.name) if "ModuleLaunchKernel" in trace.strings[name]]
+    threads = Counter(trace.lanes.name[lane].partition("/")[0] for lane in trace.events.lane[calls])
+    assert threads == {"py_xla_execute": 198}
+    assert len(set(trace.events.lane[calls])) == 8
+
+
 @pytest.mark.parametrize("name", AMD)
 def test_real_gpu_traces_keep_every_kernel_and_copy(corpus: Callable[[str], Path], name: str) -> None:
     space = message("XSpace").FromString(corpus(name).read_bytes())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +17,7 @@ _FROM_FIRST = frozenset({"collective-broadcast"})  # the first of the group is t
 class Executed:
     """Communication events that execute an HLO instruction, one row each."""
 
-    event: Int64
+    event: Int32
     start_ns: Int64
     device: Int64
     program: Int64
@@ -40,7 +39,7 @@ class _Description:
 
 
 def communications(
-    executed: Executed, programs: Programs, code: Callable[[str], int]
+    executed: Executed, programs: Programs, strings: dict[str, int]
 ) -> tuple[Communications, tuple[Group, ...]]:
     """One row per event of a collective that the device takes part in.
 
@@ -51,7 +50,7 @@ def communications(
     Args:
         executed: The events.
         programs: Modules by key.
-        code: Code of a text in the trace's strings.
+        strings: Codes of texts; those of the operations are added.
     """
     groups: dict[tuple[int, ...], int] = {}
     described: dict[tuple[int, str, int], _Description | None] = {}
@@ -70,8 +69,8 @@ def communications(
             rows.append(description)
     absent = np.full(len(rows), ABSENT, np.int32)
     table = Communications(
-        executed.event[kept].astype(np.int32),
-        np.array([code(row.operation) for row in rows], np.int32),
+        executed.event[kept],
+        np.array([strings.setdefault(row.operation, len(strings)) for row in rows], np.int32),
         np.array([groups.setdefault(row.members, len(groups)) if row.members else ABSENT for row in rows], np.int32),
         _keys(executed)[kept],
         _sequence(executed)[kept],

@@ -122,6 +122,10 @@ def _host_chunk(line: Line, rows: Int64) -> Chunk:
     handed = ((at, _hand_off(stats, "_pt", "_p")) for at, stats in described)
     taken = ((at, _hand_off(stats, "_ct", "_c")) for at, stats in described)
     starts = (_start(at, stats) for at, stats in described)
+    launching: dict[str, list[int]] = {}
+    for at, stats in described:
+        if "hlo_op" in stats:
+            launching.setdefault(str(stats["hlo_op"]), []).append(at)
     return replace(
         Chunk.of(line, rows, LaneKey(ABSENT, LaneKind.THREAD, ABSENT, line.name)),
         kind=np.array([_kind(line.names[row], line.stats[row]) for row in rows], np.int8),
@@ -129,6 +133,7 @@ def _host_chunk(line: Line, rows: Int64) -> Chunk:
         starts=tuple(start for start in starts if start),
         handed=tuple((at, key) for at, key in handed if key),
         taken=tuple((at, key) for at, key in taken if key),
+        launching=launching,
     )
 
 

@@ -103,6 +103,7 @@ class Chunk:
     starts: tuple[Start, ...] = ()
     handed: tuple[tuple[int, HandOff], ...] = ()  # row, and what it hands to another thread
     taken: tuple[tuple[int, HandOff], ...] = ()  # row, and what it takes from another thread
+    launching: Mapping[str, list[int]] = field(default_factory=dict)  # rows that launch each HLO operation
 
     @classmethod
     def of(cls, line: Line, rows: Int64, lane: LaneKey) -> Chunk:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,11 +15,13 @@ from traceflow.trace._xla_communication import Executed, communications
 from traceflow.trace._xla_host import host_chunks
 from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, LaneKey, Mark, Plane
 from traceflow.trace._xla_relations import flows, launches
+from traceflow.trace._xla_threads import rejoined
 from traceflow.trace.canonical import canonical
 from traceflow.trace.model import (
     ABSENT,
     Events,
     HloEvents,
+    Int8,
     Int64,
     Kind,
     Lanes,
@@ -28,6 +31,9 @@ from traceflow.trace.model import (
     Trace,
     empty,
 )
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,30 +113,15 @@ def _read_plane(plane: Plane, programs: Programs, content: _Content, count: Coun
 
 
 def _assembled(content: _Content, programs: Programs, about: About, count: Count) -> Trace:
-    chunks, rank = content.chunks, about.rank.rank
-    strings: dict[str, int] = {}
-
-    def code(text: str) -> int:
-        return strings.setdefault(text, len(strings))
-
+    chunks, rank = rejoined(content.chunks), about.rank.rank
     offsets = np.cumsum([0, *(len(chunk.names) for chunk in chunks)])[:-1]
+    strings: dict[str, int] = {}
     keys = list(dict.fromkeys(chunk.lane for chunk in chunks))
-    lane = np.repeat([keys.index(chunk.lane) for chunk in chunks], [len(chunk.names) for chunk in chunks])
-    names = [code(name) for chunk in chunks for name in chunk.names]
-    hlo, instruction, said = _executed(chunks, offsets, programs)
-    kind = _column(chunks, "kind")
-    unsaid = kind[hlo.event] == ABSENT
-    kind[hlo.event[unsaid]] = said[unsaid]
-    events = Events(
-        _column(chunks, "start_ns"),
-        _column(chunks, "end_ns"),
-        lane.astype(np.int32),
-        np.array(names, np.int32),
-        kind.astype(np.int8),
-        _column(chunks, "correlation"),
-    )
-    device = np.array([key.device for key in keys], np.int64)[lane[hlo.event]] if keys else hlo.run
-    talking, groups = communications(_talking(hlo, events, device, instruction), programs, code)
+    events = _events(chunks, keys, strings)
+    hlo, instructions, kinds = _executed(chunks, offsets, programs)
+    untold = events.kind[hlo.event] == ABSENT
+    events.kind[hlo.event[untold]] = kinds[untold]
+    talking, groups = communications(_talking(hlo, events, keys, instructions), programs, strings)
     on_tpus = ((plane.device, execution) for plane in content.tpus for execution in plane.executions)
     return canonical(
         Trace(
@@ -153,31 +144,47 @@ def _assembled(content: _Content, programs: Programs, about: About, count: Count
     )
 
 
-def _column(chunks: Sequence[Chunk], name: str) -> Int64:
-    return np.concatenate([getattr(chunk, name) for chunk in chunks] or [[]]).astype(np.int64)
+def _events(chunks: Sequence[Chunk], keys: Sequence[LaneKey], strings: dict[str, int]) -> Events:
+    """All events, chunk by chunk; their names are added to the strings."""
+    place = {key: at for at, key in enumerate(keys)}
+    lane = np.repeat([place[chunk.lane] for chunk in chunks], [len(chunk.names) for chunk in chunks])
+    names = [strings.setdefault(name, len(strings)) for chunk in chunks for name in chunk.names]
+    return Events(
+        _column([chunk.start_ns for chunk in chunks]),
+        _column([chunk.end_ns for chunk in chunks]),
+        lane.astype(np.int32),
+        np.array(names, np.int32),
+        _column([chunk.kind for chunk in chunks]).astype(np.int8),
+        _column([chunk.correlation for chunk in chunks]),
+    )
 
 
-def _executed(chunks: Sequence[Chunk], offsets: Int64, programs: Programs) -> tuple[HloEvents, list[str], Int64]:
+def _column(parts: Sequence[NDArray[np.integer[Any]]]) -> Int64:
+    return np.concatenate([np.empty(0, np.int64), *parts])
+
+
+def _executed(chunks: Sequence[Chunk], offsets: Int64, programs: Programs) -> tuple[HloEvents, list[str], Int8]:
     """Executed instructions, their names and their kinds."""
     parts = [(offset, chunk.hlo) for offset, chunk in zip(offsets, chunks, strict=True) if chunk.hlo]
-    program = np.concatenate([hlo.program for _, hlo in parts] or [np.empty(0, np.int64)])
+    event = _column([offset + hlo.row for offset, hlo in parts])
+    program = _column([hlo.program for _, hlo in parts])
+    run = _column([hlo.run for _, hlo in parts])
     names = [name for _, hlo in parts for name in hlo.instruction]
     known = _Instructions(programs)
-    found = np.array([known[int(key), name] for key, name in zip(program, names, strict=True)], np.int64).reshape(-1, 2)
-    event = np.concatenate([offset + hlo.row for offset, hlo in parts] or [np.empty(0, np.int64)])
-    run = np.concatenate([hlo.run for _, hlo in parts] or [np.empty(0, np.int64)])
-    return HloEvents(event.astype(np.int32), program, found[:, 0].astype(np.int32), run), names, found[:, 1]
+    found = np.array([known[int(key), name] for key, name in zip(program, names, strict=True)], np.int32).reshape(-1, 2)
+    return HloEvents(event.astype(np.int32), program, found[:, 0], run), names, found[:, 1].astype(np.int8)
 
 
-def _talking(hlo: HloEvents, events: Events, device: Int64, names: list[str]) -> Executed:
+def _talking(hlo: HloEvents, events: Events, keys: Sequence[LaneKey], names: list[str]) -> Executed:
     """The executed instructions that communicate."""
+    device = _column([np.array([key.device for key in keys], np.int64)])[events.lane[hlo.event]]
     rows = np.flatnonzero(events.kind[hlo.event] == Kind.COMMUNICATION)
     everyone = {
         int(program): tuple(np.unique(device[hlo.program == program]).tolist())
         for program in np.unique(hlo.program[rows])
     }
     return Executed(
-        hlo.event[rows].astype(np.int64),
+        hlo.event[rows],
         events.start_ns[hlo.event[rows]],
         device[rows],
         hlo.program[rows],
