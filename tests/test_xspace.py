@@ -91,6 +91,7 @@ def test_device_work_on_a_cpu_thread_is_divided_by_device(tmp_path: Path) -> Non
             Event("ThunkExecutor::Execute", 0, 40 * US),
             Event("dot.1", 1 * US, 9 * US, hlo("dot.1")),
             Event("SlinkyThreadPool::Await", 2 * US, 3 * US),
+            Event("callback", 8 * US, 2 * US),
             Event("end: dot.1", 10 * US),
             Event("while.2", 20 * US, 20 * US, hlo("while.2", device_ordinal=1)),
             Event("copy.3", 25 * US, 5 * US, hlo("copy.3", device_ordinal=1)),
@@ -109,7 +110,7 @@ def test_device_work_on_a_cpu_thread_is_divided_by_device(tmp_path: Path) -> Non
     assert trace.tally.dropped == {
         "thread-pool listener": 1,
         "envelope of device work": 2,
-        "inside an HLO operation": 1,
+        "inside an HLO operation": 2,
         "end marker": 1,
     }
 
@@ -614,7 +615,8 @@ def sample() -> Any:
         PARAMETER, {**REDUCE, "replica_groups": groups}, {"name": "dot.1", "opcode": "dot", "shape": F32X4}
     )
     stream = Line("Stream #1(Kernel)", [kernel("a", at, "dot.1", at) for at in range(1, 6)])
-    return xspace({"/host:CPU": [python, *workers], "/device:GPU:4": [stream]}, programs={5: program})
+    planes = {"/host:CPU": [python, *workers], "/device:GPU:4": [stream], "/device:TPU:6": tpu(6, 0)}
+    return xspace(planes, programs={5: program}, kinds=TPU_KINDS)
 
 
 @given(st.randoms(use_true_random=False))

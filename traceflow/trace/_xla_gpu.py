@@ -11,12 +11,12 @@ import numpy as np
 
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, Hlo, LaneKey, Line, Plane, numbers, program_of
+from traceflow.trace.communication_names import recognise
 from traceflow.trace.model import ABSENT, Kind, LaneKind
 
 PLANE = re.compile(r"/device:GPU:(\d{1,9})$")
 _STREAM = re.compile(r"Stream #(\d{1,18})")
 _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
-_COLLECTIVES = re.compile(r"(?i)(?<![a-z])(nccl|rccl)")
 
 
 def gpu_chunks(plane: Plane, device: int, programs: Programs, count: Count) -> list[Chunk]:
@@ -52,7 +52,7 @@ def _kind(name: str) -> int:
     """What the name of a kernel tells; ABSENT where its instruction has to."""
     if _COPIES.match(name):
         return Kind.COPY
-    return Kind.COMMUNICATION if _COLLECTIVES.search(name) else ABSENT
+    return Kind.COMMUNICATION if recognise(name) else ABSENT
 
 
 def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from traceflow.trace._xla_lines import Chunk, HandOff
+from traceflow.trace._xla_lines import Chunk, HandOff, LaneKey
 from traceflow.trace._xla_tpu import Execution
 from traceflow.trace.model import ABSENT, Flows, Int64, LaneKind, Launches
 
@@ -49,18 +49,19 @@ def flows(chunks: Sequence[Chunk], offsets: Int64) -> Flows:
 
     Of several events that handed on under one number, the latest before counts.
     """
-    handed: dict[HandOff, list[tuple[int, int, int]]] = {}
-    for at, chunk in enumerate(chunks):
+    handed: dict[HandOff, list[tuple[int, int, LaneKey]]] = {}
+    for offset, chunk in zip(offsets, chunks, strict=True):
         for row, key in chunk.handed:
-            handed.setdefault(key, []).append((int(chunk.start_ns[row]), at, row))
+            handed.setdefault(key, []).append((int(chunk.start_ns[row]), int(offset) + row, chunk.lane))
     pairs = []
-    for at, chunk in enumerate(chunks):
+    for offset, chunk in zip(offsets, chunks, strict=True):
         for row, key in chunk.taken:
             before = [one for one in handed.get(key, ()) if one[0] <= chunk.start_ns[row]]
-            if before and (source := max(before))[1] != at:
-                pairs.append((int(offsets[source[1]]) + source[2], int(offsets[at]) + row))
-    source_rows, target_rows = np.array(pairs, np.int32).reshape(-1, 2).T
-    return Flows(source_rows, target_rows)
+            _, source, lane = max(before, default=(0, ABSENT, chunk.lane))
+            if lane != chunk.lane:
+                pairs.append((source, int(offset) + row))
+    sources, targets = np.array(pairs, np.int32).reshape(-1, 2).T
+    return Flows(sources, targets)
 
 
 def _handed_runs(chunks: Sequence[Chunk]) -> dict[HandOff, int]:
@@ -96,10 +97,11 @@ def _first_launches(chunks: Sequence[Chunk], offsets: Int64) -> dict[tuple[int, 
                 key = int(program), int(run), chunk.lane.device
                 if at >= 0:
                     first[key] = min(first.get(key, int(at)), int(at))
-    calls = {
-        int(chunk.correlation[row]): int(offset + row)
+    calls = sorted(
+        (int(chunk.start_ns[row]), int(chunk.correlation[row]), int(offset + row))
         for offset, chunk in zip(offsets, chunks, strict=True)
         if chunk.lane.kind == LaneKind.THREAD
         for row in np.flatnonzero(chunk.correlation >= 0)
-    }
-    return {key: calls[at] for key, at in first.items() if at in calls}
+    )
+    call_of = {correlation: event for _, correlation, event in reversed(calls)}
+    return {key: call_of[at] for key, at in first.items() if at in call_of}

@@ -87,11 +87,12 @@ def text_programs(planes: Iterable[TpuPlane]) -> dict[int, HloModule]:
 
 
 def _executions(lines: list[Line]) -> list[Execution]:
-    spans = sorted(
+    spans = [
         (int(start), int(end), name, number(stats, "run_id"))
         for line in lines
         for start, end, name, stats in zip(line.start_ns, line.end_ns, line.names, line.stats, strict=True)
-    )
+    ]
+    spans.sort(key=lambda span: span[:3])
     runs: dict[str, int] = {}
     executions = []
     for start_ns, end_ns, name, identifier in spans:
