@@ -21,7 +21,7 @@ from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.result import Note, Result, Tally
 from traceflow.run import Run
 from traceflow.schemas import KINDS, schema
-from traceflow.trace.model import Kind
+from traceflow.trace.model import Kind, LaneKind
 
 CASES = ROOT.parent / "shared" / "cases"
 VERBS = {("show", "summary"), ("show", "critical-path"), ("show", "communication"), ("what-if", "TRACES")}
@@ -149,6 +149,14 @@ def test_an_unknown_epoch_has_its_reason() -> None:
     document = envelope(run.summary(), run)
     assert document["epoch"] is None
     assert {"what": "/epoch", "reason": "the trace does not say when it was recorded"} in document["skipped"]  # type: ignore[operator]
+
+
+def test_devices_that_are_threads_of_the_host_are_called_a_simulation() -> None:
+    build = Builder()
+    build.event(build.lane(0, "worker", 0, LaneKind.WORKER), 0, 9_000, "fusion", Kind.COMPUTE)
+    simulated, real = build.run("cpu"), on_two_devices()
+    documents = [json.loads(dumps(envelope(run.summary(), run))) for run in (simulated, real)]
+    assert [[finding["code"] for finding in document["findings"]] for document in documents] == [["TF206"], []]
 
 
 def test_the_tally_is_summed_and_its_reasons_kept() -> None:

@@ -98,7 +98,14 @@ def document(kind: str, result: dict[str, Any], **other: Any) -> dict[str, Any]:
         "notes": [],
     }
     quality |= {"repaired_by_reason": {}, "dropped_by_reason": {}}
-    envelope: dict[str, Any] = {"kind": kind, "inputs": ["runs/a"], "request": {}, "epoch": None, "skipped": [], "findings": []}
+    envelope: dict[str, Any] = {
+        "kind": kind,
+        "inputs": ["runs/a"],
+        "request": {},
+        "epoch": None,
+        "skipped": [],
+        "findings": [],
+    }
     return {**envelope, "data_quality": quality, "result": result, **other}
 
 
@@ -169,8 +176,8 @@ def test_what_is_unknown_is_written_with_its_reason() -> None:
 
 
 def test_evidence_and_findings_are_told() -> None:
-    quality = {"verdict": "limited", "events_read": 9, "events_kept": 7, "events_repaired": 1, "events_dropped": 2}
-    quality |= {"repaired_by_reason": {"nesting": 1}, "dropped_by_reason": {"marker": 2}}
+    quality = {"verdict": "limited", "events_read": 9, "events_kept": 7, "events_repaired": 1, "events_dropped": 5}
+    quality |= {"repaired_by_reason": {"nesting": 1}, "dropped_by_reason": {"a": 2, "b, c": 3}}
     quality["notes"] = [{"code": "TF303", "text": "order unknown", "affects": ["/result/segments"]}]
     finding = {"code": "TF201", "severity": "warning", "title": "exposed", "cost_ns": 5_000, "provenance": "measured"}
     text = render(
@@ -180,13 +187,13 @@ def test_evidence_and_findings_are_told() -> None:
             "findings": [{**finding, "suggestion": "send less", "evidence": {}}],
         }
     )
-    assert "Evidence: limited. 9 events read, 7 kept; 1 repaired (1 nesting); 2 dropped (2\nmarker)" in text
+    assert "Evidence: limited. 9 events read, 7 kept\n1 repaired: 1 nesting\n5 dropped: 3 b, c; 2 a\n" in text
     assert "TF303 order unknown (affects /result/segments)" in text
     assert "TF201 warning: exposed (measured, 5.000 us)\n      send less\n" in text
 
 
 @pytest.mark.parametrize(
-    ("saved_ns", "said"), [(2_000, "saves      2.000 us, 20.0 %"), (-5_000, "costs      5.000 us, 50.0 %")]
+    ("saved_ns", "said"), [(2_000, "saves          2.000 us, 20.0 %"), (-5_000, "costs          5.000 us, 50.0 %")]
 )
 def test_a_what_if_says_what_it_saves_or_costs(saved_ns: int, said: str) -> None:
     result = {"window": {"start_ns": 0, "end_ns": 10_000}, "baseline_ns": 10_000, "predicted_ns": 10_000 - saved_ns}

@@ -10,7 +10,7 @@ from threading import Timer
 
 from traceflow.cli.options import Options
 
-_PATIENCE_S = 1.0
+PATIENCE_S = 1.0
 
 
 @contextmanager
@@ -32,7 +32,7 @@ def working(what: str, options: Options) -> Iterator[None]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=Console(stderr=True, no_color=options.no_color or None), transient=True)
     progress.add_task(what, total=None)
-    timer = Timer(_PATIENCE_S, progress.start)
+    timer = Timer(PATIENCE_S, progress.start)
     timer.start()
     try:
         yield

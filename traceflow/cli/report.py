@@ -36,5 +36,4 @@ def report_name(source: str) -> str:
         ('traceflow-report-rank0.html', 'traceflow-report-a.html', 'traceflow-report-a.html')
     """
     plain = [part for part in Path(source).resolve().parts if not re.search(r"[*?\[]", part)]
-    name = _SUFFIXES.sub("", plain[-1]) if plain else ""
-    return f"traceflow-report-{name or 'capture'}.html"
+    return f"traceflow-report-{_SUFFIXES.sub('', Path(*plain).name) or 'capture'}.html"

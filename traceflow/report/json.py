@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from traceflow.report.verdict import simulates, simulation_finding
 from traceflow.result import Skipped
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def envelope(result: Result, run: Opened, request: Mapping[str, Json] | None = N
     """
     epoch = epoch_text(run.trace.epoch_ns)
     unknown = () if epoch else (Skipped("/epoch", "the trace does not say when it was recorded"),)
+    simulated = (simulation_finding(),) if simulates(run.trace) else ()
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": result.kind,
@@ -53,7 +55,7 @@ def envelope(result: Result, run: Opened, request: Mapping[str, Json] | None = N
         "epoch": epoch,
         "data_quality": _data_quality(run.trace.tally, result.notes),
         "skipped": [msgspec.to_builtins(skipped) for skipped in (*result.skipped, *unknown)],
-        "findings": [msgspec.to_builtins(finding) for finding in result.findings],
+        "findings": [msgspec.to_builtins(finding) for finding in (*result.findings, *simulated)],
         "result": result.to_dict(),
     }
 

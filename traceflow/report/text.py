@@ -71,9 +71,8 @@ def _summary(document: Document, top: int) -> Iterator[RenderableType]:
     if (steady := result["steady_state"]) is not None:
         unit = unit_for([steady["maximum_ns"]])
         low, median, high = (unit.text(steady[f"{which}_ns"]) for which in ("minimum", "median", "maximum"))
-        yield Text(
-            f"\nSteady state: {median} {unit.name}, the median of {steady['steps']} ({low} to {high})", style="bold"
-        )
+        spread = "one step" if steady["steps"] == 1 else f"the median of {steady['steps']} steps ({low} to {high})"
+        yield Text(f"\nSteady state: {median} {unit.name}, {spread}", style="bold")
 
 
 def _steps(steps: Sequence[Row], top: int) -> Iterator[RenderableType]:
@@ -287,13 +286,7 @@ def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
     ]
     ranks = "".join(f" --rank {rank}" for rank in request.get("rank") or ())
     yield Text(printable(" ".join(changes) + ranks or "nothing changes", 1000))
-    baseline_ns, saved_ns = result["baseline_ns"], result["saved_ns"]
-    yield Text(f"\nmeasured   {duration_text(baseline_ns)}")
-    yield Text(
-        f"predicted  {duration_text(result['predicted_ns'])} (modelled by replay, {_certainty(exact=result['exact'])})"
-    )
-    verb = "costs" if saved_ns < 0 else "saves"
-    yield Text(f"{verb}      {duration_text(abs(saved_ns))}, {share_text(abs(saved_ns), baseline_ns)}", style="bold")
+    yield from _effect(result)
     sums: dict[str, int] = {}
     for segment in result["segments"]:
         sums[segment["kind"]] = sums.get(segment["kind"], 0) + segment["duration_ns"]
@@ -303,8 +296,17 @@ def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
     yield from _pieces(result["segments"], {"start_ns": start_ns, "end_ns": start_ns + result["predicted_ns"]}, top)
 
 
-def _certainty(*, exact: bool) -> str:
-    return "exact" if exact else "a bound: a latency may have been hidden behind what changes"
+def _effect(result: Row) -> Iterator[RenderableType]:
+    """What was measured, what is predicted, and how sure that is."""
+    baseline_ns, predicted_ns, saved_ns = (result[key] for key in ("baseline_ns", "predicted_ns", "saved_ns"))
+    verb, changed_ns = ("costs", -saved_ns) if saved_ns < 0 else ("saves", saved_ns)
+    sure = "exact" if result["exact"] else "a bound: a latency may have been hidden"
+    unit = unit_for([baseline_ns, predicted_ns])
+    yield Text(f"\nmeasured  {unit.text(baseline_ns):>10} {unit.name}")
+    yield Text(f"predicted {unit.text(predicted_ns):>10} {unit.name} by replay, {sure}")
+    yield Text(
+        f"{verb}     {unit.text(changed_ns):>10} {unit.name}, {share_text(changed_ns, baseline_ns)}", style="bold"
+    )
 
 
 def _findings(document: Document) -> Iterator[RenderableType]:
@@ -320,19 +322,16 @@ def _findings(document: Document) -> Iterator[RenderableType]:
 def _evidence(document: Document) -> Iterator[RenderableType]:
     """What became of the events, and every remark on them."""
     quality = document["data_quality"]
-    counts = f"{quality['events_read']:,} events read, {quality['events_kept']:,} kept"
-    yield Text(
-        f"\nEvidence: {quality['verdict']}. {counts}{_reasons(quality, 'repaired')}{_reasons(quality, 'dropped')}",
-        style="bold",
-    )
+    read, kept = quality["events_read"], quality["events_kept"]
+    yield Text(f"\nEvidence: {quality['verdict']}. {read:,} events read, {kept:,} kept", style="bold")
+    for fate in ("repaired", "dropped"):
+        reasons = sorted(quality[f"{fate}_by_reason"].items(), key=lambda reason: -reason[1])
+        if reasons:
+            listed = "; ".join(f"{count:,} {reason}" for reason, count in reasons)
+            yield Text(f"{quality[f'events_{fate}']:,} {fate}: {listed}")
     for note in quality["notes"]:
         affected = f" (affects {', '.join(note['affects'])})" if note["affects"] else ""
         yield Text(f"{note['code']} {printable(note['text'], 1000)}{affected}")
-
-
-def _reasons(quality: Row, fate: str) -> str:
-    reasons = ", ".join(f"{count:,} {reason}" for reason, count in quality[f"{fate}_by_reason"].items())
-    return f"; {quality[f'events_{fate}']:,} {fate} ({reasons})" if reasons else ""
 
 
 def _unknown(document: Document) -> Iterator[RenderableType]:
