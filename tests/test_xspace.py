@@ -304,6 +304,12 @@ def test_a_program_of_one_kernel_runs_anew_with_each_launch(tmp_path: Path) -> N
     assert trace.hlo.run.tolist() == [0, 0, 1]
 
 
+def test_a_run_that_the_trace_numbers_keeps_its_number(tmp_path: Path) -> None:
+    events = [Event("k", at * US, US, {"hlo_op": "x", "program_id": 5, "run_id": run}) for at, run in ((1, 7), (3, -1))]
+    trace = read(tmp_path, {"/device:GPU:0": [Line("Stream #1(Kernel)", events)]}).trace
+    assert trace.hlo.run.tolist() == [7, -1]
+
+
 def threads(tmp_path: Path, *lines: Line) -> list[str]:
     """The thread of each call into the runtime, which the runtime's tracer shows on a line of its own."""
     calls = [

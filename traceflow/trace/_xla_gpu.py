@@ -15,6 +15,7 @@ from traceflow.trace.communication_names import recognise
 from traceflow.trace.model import ABSENT, Kind, LaneKind
 
 PLANE = re.compile(r"/device:GPU:(\d{1,9})$")
+_UNNUMBERED = np.iinfo(np.int64).min
 _STREAM = re.compile(r"Stream #(\d{1,18})")
 _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
 
@@ -22,9 +23,9 @@ _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
 def gpu_chunks(plane: Plane, device: int, programs: Programs, count: Count) -> list[Chunk]:
     """Kernels and copies by stream. All other lines of the plane show the same work again.
 
-    The trace does not number the executions of a program. They are told apart by order of launch: a new run begins
-    where the schedule of the entry computation falls back, or, in a program of one operation, where a kernel of it
-    is launched again.
+    Where the trace does not number the executions of a program, they are told apart by order of launch: a new run
+    begins where the schedule of the entry computation falls back, or, in a program of one operation, where a kernel
+    of it is launched again.
     """
     chunks = []
     for line in plane.lines:
@@ -43,7 +44,8 @@ def _stream_chunk(line: Line, lane: LaneKey) -> Chunk:
     kind[np.setdiff1d(np.flatnonzero(kind == ABSENT), rows)] = Kind.COMPUTE
     described = [line.stats[row] for row in rows]
     program = np.array([program_of(stats) for stats in described], np.int64)
-    hlo = Hlo(rows, program, np.zeros(len(rows), np.int64), [str(stats["hlo_op"]) for stats in described])
+    run = numbers(described, "run_id", default=_UNNUMBERED)
+    hlo = Hlo(rows, program, run, [str(stats["hlo_op"]) for stats in described])
     return replace(chunk, kind=kind, correlation=numbers(line.stats, "correlation_id"), hlo=hlo)
 
 
@@ -56,7 +58,7 @@ def _kind(name: str) -> int:
 
 
 def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
-    """Number the executions of each program on one device, over all its streams."""
+    """Number the executions of each program on one device, over all its streams, where the trace has no numbers."""
     tables = [(chunk, chunk.hlo) for chunk in chunks if chunk.hlo]
     if not tables:
         return chunks
@@ -64,9 +66,10 @@ def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
     start_ns = np.concatenate([chunk.start_ns[hlo.row] for chunk, hlo in tables])
     correlation = np.concatenate([chunk.correlation[hlo.row] for chunk, hlo in tables])
     launches = [(i, chunk.names[row]) for chunk, hlo in tables for i, row in zip(hlo.instruction, hlo.row, strict=True)]
-    run = np.zeros(len(program), np.int64)
-    for key in np.unique(program):
-        own = np.flatnonzero(program == key)
+    run = np.concatenate([hlo.run for _, hlo in tables])
+    unnumbered = run == _UNNUMBERED
+    for key in np.unique(program[unnumbered]):
+        own = np.flatnonzero(unnumbered & (program == key))
         launched = correlation[own] if (correlation[own] >= 0).all() else start_ns[own]
         own = own[np.lexsort((start_ns[own], launched))]
         run[own] = _runs([launches[i] for i in own], programs.get(int(key)))
