@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -100,9 +101,8 @@ def _arguments(rows: Rows, events: Int64, lane: Int64) -> Collectives:
     """Per event, its own arguments, completed by those of the operator behind it."""
     own = _found(rows.collectives.row, np.arange(len(rows.collectives.row)), events)
     behind = _operator_behind(rows, events, lane, own)
-    return Collectives(
-        *(_either(getattr(rows.collectives, f.name), own, behind) for f in fields(Collectives)),
-    )
+    columns: list[Any] = [_either(getattr(rows.collectives, f.name), own, behind) for f in fields(Collectives)]
+    return Collectives(*columns)
 
 
 def _either(column: Int64, first: Int64, second: Int64) -> Int64:

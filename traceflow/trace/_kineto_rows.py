@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from traceflow.trace import _kineto_scan as k
 from traceflow.trace import _text_columns as t
@@ -83,6 +84,7 @@ class SyncRecords:
 
 
 Table = TypeVar("Table", Spans, Collectives, FlowEnds, SyncRecords)
+Number = TypeVar("Number", bound=np.integer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ def read_rows(path: Path) -> Rows:
         fresh.append(piece)
         if piece and sum(map(len, fresh)) < len(rest):
             continue  # one item is larger than a piece: look again when there is twice as much
-        rest = collector.feed(b"".join((rest, *fresh)), final=not piece)
+        rest = collector.feed(b"".join((rest, *fresh, bytes(t.PADDING))), final=not piece)
         fresh.clear()
     return collector.rows(rest, problems[0] if problems else None)
 
@@ -165,8 +167,8 @@ class _Collector:
         self._row_count = self._without_duration = 0
 
     def feed(self, data: bytes, *, final: bool) -> bytes:
-        """Take what is complete in `data`; return the rest."""
-        buffer, at = np.frombuffer(data + bytes(t.PADDING), np.uint8), 0
+        """Take what is complete in `data`, which ends in PADDING; return the rest."""
+        buffer, at = np.frombuffer(data, np.uint8), 0
         while True:
             at = k.scan(buffer, at, final, self._state, self._places, self._outcomes)
             found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]]
@@ -176,7 +178,7 @@ class _Collector:
                 break
             self._take(self._outcomes[:found])
         self._state[k.OFFSET] += at
-        return data[at:]
+        return data[at : -t.PADDING]
 
     def rows(self, rest: bytes, compression: str | None) -> Rows:
         """Everything that was found."""
@@ -201,11 +203,14 @@ class _Collector:
     def _take(self, outcomes: Int8) -> None:
         self._counts += np.bincount(outcomes, minlength=k.OUTCOMES)
         self._take_spans(outcomes, np.flatnonzero(outcomes <= k.UNKNOWN))
+        self._take_flows(np.flatnonzero(outcomes == k.DATA_FLOW))
         self._take_syncs(np.flatnonzero(outcomes == k.SYNC_RECORD))
-        flows = np.flatnonzero(outcomes == k.DATA_FLOW)
-        time_ns, _ = t.times(self._places, flows, k.TS, k.DUR)
-        codes = (self._codes(flows, field) for field in (k.PID, k.TID, k.PH))
-        self._flows.append(FlowEnds(self._numbers(flows, k.ID), time_ns, *codes))
+
+    def _take_flows(self, events: Int64) -> None:
+        if len(events) or not self._flows:
+            time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
+            codes = (self._codes(events, field) for field in (k.PID, k.TID, k.PH))
+            self._flows.append(FlowEnds(self._numbers(events, k.ID), time_ns, *codes))
 
     def _take_spans(self, outcomes: Int8, events: Int64) -> None:
         start_ns, end_ns = t.times(self._places, events, k.TS, k.DUR)
@@ -233,6 +238,8 @@ class _Collector:
         stops = self._places[events, :, 1]
         described = np.flatnonzero((stops[:, k.COLLECTIVE] > 0) | (stops[:, k.GROUP_NAME] > 0))
         events, codes, numbers = events[described], self._codes, self._numbers
+        if self._collectives and not len(events):
+            return
         self._collectives.append(
             Collectives(
                 row=self._row_count + described,
@@ -252,6 +259,8 @@ class _Collector:
         )
 
     def _take_syncs(self, events: Int64) -> None:
+        if self._syncs and not len(events):
+            return
         device, codes, numbers = self._numbers(events, k.DEVICE), self._codes, self._numbers
         self._syncs.append(
             SyncRecords(
@@ -279,9 +288,9 @@ class _Texts:
 
     def __init__(self) -> None:
         self._filled = np.zeros(2, np.int64)  # texts, bytes
-        self._table = np.empty((0, t.TEXT_WIDTH), np.int64)
+        self._table: Int64 = np.empty((0, t.TEXT_WIDTH), np.int64)
         self._slots = np.empty(0, np.int32)
-        self._arena = np.empty(0, np.uint8)
+        self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
 
     def codes(self, places: Int64, events: Int64, field: Int64) -> Int32:
         """Number of each event's text in its field, -1 for none."""
@@ -302,7 +311,7 @@ class _Texts:
         return (*(_decoded(held[row[t.AT] : row[t.AT] + row[t.LENGTH]]) for row in rows), "")
 
 
-def _with_room(array: Int64, length: int) -> Int64:
+def _with_room(array: NDArray[Number], length: int) -> NDArray[Number]:
     """A copy with at least twice as many rows as are wanted, a power of two."""
     larger = np.empty((2 << length.bit_length(), *array.shape[1:]), array.dtype)
     larger[: len(array)] = array
@@ -322,8 +331,8 @@ def _decoded(spelled: bytes) -> str:
     text = spelled.decode("utf-8", "replace")
     if "\\" not in text:
         return text
-    text = json.loads(f'"{_with_valid_escapes(text)}"', strict=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no character
+    undone: str = json.loads(f'"{_with_valid_escapes(text)}"', strict=False)
+    return undone.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no character
 
 
 def _with_valid_escapes(text: str) -> str:

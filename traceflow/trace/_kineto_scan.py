@@ -12,6 +12,7 @@ notices a change only in the file that a kernel stands in.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numba import njit, types
 from numba.extending import intrinsic
 from numpy.typing import NDArray
 
-from traceflow.trace._text_columns import PADDING, byte_at, load
+from traceflow.trace._text_columns import PADDING, byte_at, load, signed
 
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
@@ -86,7 +87,7 @@ def _spelling() -> NDArray[np.uint64]:
 def _perfect_hash() -> tuple[np.uint64, Int64]:
     """A factor that takes first piece plus length to a slot of its own for each word, and the words by slot."""
     keys = _PIECES[1:, 0] + _LENGTH[1:].astype(np.uint64)
-    for factor in np.arange(1, 2**24, 2, np.uint64) * _MIX:
+    for factor in np.arange(1, 2**16, 2).astype(np.uint64) * _MIX:
         slots = (keys * factor) >> np.uint64(64 - _SLOT_BITS)
         if len(np.unique(slots)) == len(slots):
             break
@@ -110,14 +111,16 @@ _INCOMPLETE, _BAD = -1, -2
 _THREE, _COLON_SPACE = np.uint64(0xFFFFFF), np.uint64(int.from_bytes(b'": ', "little"))
 
 
-@intrinsic  # type: ignore[misc]
-def _low_zeros(_typing: Any, _word: Any) -> Any:
-    """How many of the lowest bits of a word are zero."""
-
+@intrinsic
+def _count_zeros(_typing: Any, _word: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
     return types.int64(types.uint64), generate
+
+
+_low_zeros: Callable[[np.uint64], int] = _count_zeros  # type: ignore[assignment]
+"""How many of the lowest bits of a word are zero."""
 
 
 @njit(cache=True)
@@ -191,7 +194,7 @@ def _nested_end(at: int, stop: int) -> int:
         at += _low_zeros(found) >> 3
         if byte_at(at) == _QUOTE:
             at = _string_end(at + 1, stop)
-        elif byte_at(at) == _OPEN or byte_at(at) == _OPEN_LIST:  # noqa: PLR1714
+        elif byte_at(at) == _OPEN or byte_at(at) == _OPEN_LIST:
             depth += 1
         else:
             depth -= 1
@@ -203,10 +206,9 @@ def _nested_end(at: int, stop: int) -> int:
 
 @njit(cache=True)
 def _value_end(at: int, stop: int) -> int:
-    byte = byte_at(at)
-    if byte == _QUOTE:
+    if byte_at(at) == _QUOTE:
         end = _string_end(at + 1, stop) + 1
-    elif byte == _OPEN or byte == _OPEN_LIST:  # noqa: PLR1714
+    elif byte_at(at) == _OPEN or byte_at(at) == _OPEN_LIST:
         end = _nested_end(at, stop)
         return end if end <= stop else _INCOMPLETE
     else:
@@ -244,7 +246,7 @@ def _word(start: int, stop: int) -> int:
     first = load(start)
     if length < 8:
         first &= ~(_ALL << np.uint64(8 * length))
-    place = _WORD_AT[np.int64(((first + np.uint64(length)) * _FACTOR) >> np.uint64(64 - _SLOT_BITS))]
+    place = _WORD_AT[signed(((first + np.uint64(length)) * _FACTOR) >> np.uint64(64 - _SLOT_BITS))]
     if _LENGTH[place] != length or _PIECES[place, 0] != first:
         return 0
     for i in range(8, length, 8):
@@ -270,7 +272,7 @@ def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, out
         Where it stopped: behind a member of the top-level object, whose place is then in MEMBER_START and
         MEMBER_STOP, or at something that is not complete, or at the end.
     """
-    base = np.int64(buffer.ctypes.data)
+    base = signed(buffer.ctypes.data)
     at, stop = base + begin, base + len(buffer) - PADDING
     state[BASE], state[FOUND], state[MEMBER_STOP] = base, 0, 0
     while state[FOUND] < len(outcomes) and state[MEMBER_STOP] == 0:
@@ -411,9 +413,9 @@ def _outcome(spans: Int64, place: int) -> int:
         outcome = METADATA
     elif phase == ord("C"):
         outcome = COUNTER
-    elif phase == ord("i") or phase == ord("I") or phase == ord("R"):  # noqa: PLR1714
+    elif phase == ord("i") or phase == ord("I") or phase == ord("R"):
         outcome = INSTANT
-    elif phase == ord("s") or phase == ord("t") or phase == ord("f"):  # noqa: PLR1714
+    elif phase == ord("s") or phase == ord("t") or phase == ord("f"):
         outcome = DATA_FLOW if outcome == DATA_FLOW else LAUNCH_FLOW
     elif phase != ord("X"):
         outcome = OTHER_PHASE

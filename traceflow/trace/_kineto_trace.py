@@ -51,6 +51,7 @@ A copy blocks unless its name says that it does not. The last two are those of X
 _POLLS = re.compile(r"(?:cuda|cu|hip)(?:Event|Stream)Query")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
 _INTEGER = re.compile(r"-?\d{1,18}")
+_LARGEST_DEVICE = np.iinfo(np.int32).max
 _LATER_THAN_2001_NS = 10**18  # since 1970; what counts from a base of its own is smaller
 _SYNC_KINDS = ("Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync")  # in the order of `SyncKind`
 
@@ -122,20 +123,23 @@ def _lanes(rows: Rows, rank: int) -> tuple[Int64, Int64, Lanes]:
     owner, owners = _numbered(np.concatenate((spans.owner, flows.owner)))
     track, tracks = _numbered(np.concatenate((spans.track, flows.track)))
     category = np.concatenate((spans.category, np.full(len(flows.owner), k.OPERATOR, np.int8)))
-    pair = (owner * len(tracks) + track) * 2 + ((category >= k.KERNEL) & (category <= k.QUEUE))
-    number, distinct = _numbered(pair)
-    keys = [
-        (
-            key % 2,
-            _integer(rows.texts[owners[key // 2 // len(tracks)]]),
-            _integer(rows.texts[tracks[key // 2 % len(tracks)]]),
-        )
-        for key in distinct.tolist()
+    on_device = (category >= k.KERNEL) & (category <= k.QUEUE)
+    number, distinct = _numbered((owner * len(tracks) + track) * 2 + on_device)
+    pairs = [
+        (rows.texts[owners[key // 2 // len(tracks)]], rows.texts[tracks[key // 2 % len(tracks)]]) for key in distinct
     ]
-    known = [(on_device, owner, track) for on_device, owner, track in keys if owner is not None and track is not None]
-    place = {key: i for i, key in enumerate(known)}
+    keys = [_lane_key(*pair, bool(key % 2)) for pair, key in zip(pairs, distinct, strict=True)]
+    known = [key for key in keys if key]
+    place: dict[object, int] = {key: i for i, key in enumerate(known)}
     lane = np.array([place.get(key, -1) for key in keys], np.int64)[number]
     return lane[: len(spans.owner)], lane[len(spans.owner) :], _lane_table(known, rank)
+
+
+def _lane_key(owner: str, track: str, on_device: bool) -> tuple[bool, int, int] | None:  # noqa: FBT001
+    """Process and thread, or device and stream; None where one is a word, as with the profiler's own lanes."""
+    if not _INTEGER.fullmatch(owner) or not _INTEGER.fullmatch(track):
+        return None
+    return None if on_device and int(owner) > _LARGEST_DEVICE else (on_device, int(owner), int(track))
 
 
 def _numbered(values: Int64 | Int32) -> tuple[Int64, Int64]:
@@ -143,18 +147,15 @@ def _numbered(values: Int64 | Int32) -> tuple[Int64, Int64]:
     low = int(values.min(initial=0))
     extent = int(values.max(initial=0)) - low + 1
     if extent > 4 * len(values) + 64:
-        distinct, number = np.unique(values, return_inverse=True)
-        return number.reshape(-1), distinct
+        distinct, inverse = np.unique(values, return_inverse=True)
+        return inverse.reshape(-1), distinct.astype(np.int64)
     seen = np.zeros(extent, bool)
     seen[values - low] = True
-    return (np.cumsum(seen) - 1)[values - low], np.flatnonzero(seen) + low
+    number: Int64 = (np.cumsum(seen) - 1)[values - low]
+    return number, np.flatnonzero(seen) + low
 
 
-def _integer(text: str) -> int | None:
-    return int(text) if _INTEGER.fullmatch(text) else None
-
-
-def _lane_table(keys: list[tuple[int, int, int]], rank: int) -> Lanes:
+def _lane_table(keys: list[tuple[bool, int, int]], rank: int) -> Lanes:
     """Lanes from (on a device, process or device, thread or stream). A thread of several processes is told by both."""
     processes = Counter(track for on_device, _, track in keys if not on_device)
     return Lanes(
@@ -273,7 +274,7 @@ def _syncs(rows: Rows, rank: int) -> Syncs:
     return Syncs(
         kind=kind[order],
         rank=np.full(len(order), rank, np.int32),
-        device=records.device[order].astype(np.int32),
+        device=np.where(records.device > _LARGEST_DEVICE, ABSENT, records.device)[order].astype(np.int32),
         stream=records.stream[order],
         awaited_stream=records.awaited_stream[order],
         correlation=records.correlation[order],

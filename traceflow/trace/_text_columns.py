@@ -6,6 +6,7 @@ that what holds it goes on for at least PADDING bytes behind it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -30,20 +31,25 @@ _LARGEST_US = 9 * 10**15  # in ns it still fits 64 bits
 _NS_PART, _US_PART = 10**15, 10**18  # what is finer than a ns, and digits behind the point of a us
 
 
-@intrinsic  # type: ignore[misc]
-def load(_typing: Any, _at: Any) -> Any:
-    """The eight bytes at an address, as a little-endian number."""
-
+@intrinsic
+def _load(_typing: Any, _at: Any) -> Any:
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
 
     return types.uint64(types.int64), generate
 
 
+load: Callable[[int], np.uint64] = _load  # type: ignore[assignment]
+"""The eight bytes at an address, as a little-endian number."""
+
+signed: Callable[[Any], int] = np.int64  # type: ignore[assignment]
+"""A word as an integer; compiled code must not mix the two."""
+
+
 @njit(cache=True)
 def byte_at(at: int) -> int:
     """The byte at an address."""
-    return np.int64(load(at) & _LOWEST)
+    return signed(load(at) & _LOWEST)
 
 
 @njit(cache=True)
@@ -125,14 +131,14 @@ def _key_of(start: int, stop: int) -> int:
             word &= ~(_ALL << np.uint64(8 * (stop - at)))
         key = (key ^ word) * _MIX
         key ^= key >> np.uint64(32)
-    return np.int64(key)
+    return signed(key)
 
 
 @njit(cache=True)
 def _is_text(start: int, stop: int, key: int, texts: Int64, code: int, arena: Bytes) -> bool:
     if texts[code, KEY] != key or texts[code, LENGTH] != stop - start:
         return False
-    other = np.int64(arena.ctypes.data) + texts[code, AT]
+    other = signed(arena.ctypes.data) + texts[code, AT]
     differing = _ALL - _ALL
     for at in range(start, stop, 8):
         difference = load(at) ^ load(other + at - start)
@@ -169,7 +175,7 @@ def _eight_digits(word: np.uint64) -> int:
     mask = np.uint64(0x000000FF000000FF)
     upper = (pairs & mask) * np.uint64(100 + (1000000 << 32))
     lower = ((pairs >> np.uint64(16)) & mask) * np.uint64(1 + (10000 << 32))
-    return np.int64((upper + lower) >> np.uint64(32))
+    return signed((upper + lower) >> np.uint64(32))
 
 
 @njit(cache=True)
@@ -200,7 +206,7 @@ def _shifted(whole: int, part: int, start: int, stop: int) -> tuple[int, int]:
     """Apply the exponent that the text goes on with; the part is -1 where it goes on with something else."""
     minus, plus = byte_at(start + 1) == _MINUS, byte_at(start + 1) == _PLUS
     exponent = _digits(start + 1 + (minus or plus), stop)
-    if (byte_at(start) != ord("e") and byte_at(start) != ord("E")) or exponent < 0:  # noqa: PLR1714
+    if (byte_at(start) != ord("e") and byte_at(start) != ord("E")) or exponent < 0:
         return 0, -1
     for _ in range(exponent):
         if whole + part == 0 or whole >= _LARGEST_US:

@@ -21,6 +21,7 @@ from traceflow.trace.model import (
     Launches,
     Marks,
     Rank,
+    Rows,
     Syncs,
     Trace,
 )
@@ -44,7 +45,11 @@ def canonical(trace: Trace) -> Trace:
     row[order] = np.cumsum(~duplicate) - 1  # a duplicate points at the row that is kept
     keep = order[~duplicate]
     events = take(trace.events, keep)
-    tally = Tally(kept=-int(duplicate.sum()), dropped={"exact duplicate": int(duplicate.sum())}) if duplicate.any() else Tally()
+    tally = (
+        Tally(kept=-int(duplicate.sum()), dropped={"exact duplicate": int(duplicate.sum())})
+        if duplicate.any()
+        else Tally()
+    )
     remapped = replace(
         trace,
         events=events,
@@ -90,10 +95,7 @@ def merge(traces: Sequence[Trace]) -> Trace:
         epoch_ns=base,
         tally=sum((trace.tally for trace in traces), Tally()),
         metadata={key: value for trace in reversed(traces) for key, value in trace.metadata.items()},
-        lanes=Lanes(
-            *(np.concatenate([getattr(t.lanes, c) for t in shifted]) for c in ("rank", "device", "kind", "stream")),
-            tuple(name for t in shifted for name in t.lanes.name),
-        ),
+        lanes=_all_lanes([trace.lanes for trace in shifted]),
         **{name: _stacked([getattr(t, name) for t in shifted]) for name in _TABLES},
     )
     return canonical(joined)
@@ -119,16 +121,30 @@ def _stacked(tables: list[Table]) -> Table:
     return type(tables[0])(*(np.concatenate([getattr(t, f.name) for t in tables]) for f in fields(tables[0])))
 
 
+def _all_lanes(tables: list[Lanes]) -> Lanes:
+    return Lanes(
+        rank=np.concatenate([lanes.rank for lanes in tables]),
+        device=np.concatenate([lanes.device for lanes in tables]),
+        kind=np.concatenate([lanes.kind for lanes in tables]),
+        stream=np.concatenate([lanes.stream for lanes in tables]),
+        name=tuple(name for lanes in tables for name in lanes.name),
+    )
+
+
 def _with_sorted_lanes(trace: Trace) -> Trace:
     lanes = trace.lanes
-    used = np.unique(trace.events.lane)
+    used = np.flatnonzero(np.bincount(trace.events.lane, minlength=len(lanes)))
     order = used[sorted(range(len(used)), key=lambda i: _lane_key(lanes, int(used[i])))] if len(used) else used
     position = np.full(len(lanes), -1, np.int32)
     position[order] = np.arange(len(order))
     return replace(
         trace,
         lanes=Lanes(
-            lanes.rank[order], lanes.device[order], lanes.kind[order], lanes.stream[order], tuple(lanes.name[i] for i in order)
+            lanes.rank[order],
+            lanes.device[order],
+            lanes.kind[order],
+            lanes.stream[order],
+            tuple(lanes.name[i] for i in order),
         ),
         events=replace(trace.events, lane=position[trace.events.lane]),
     )
@@ -139,31 +155,72 @@ def _lane_key(lanes: Lanes, i: int) -> tuple[int, int, int, int, str]:
 
 
 def _event_order(trace: Trace) -> tuple[Int64, Bool]:
-    """Row order of the events, and which of the ordered rows repeat the row before them."""
+    """Row order of the events, and which of the ordered rows repeat the row before them.
+
+    Few events share lane and start with another, so all but these are in order after one sort by one key.
+    """
     events = trace.events
-    rank_of_name = np.argsort(np.argsort(np.array(trace.strings, dtype=object))) if trace.strings else np.empty(0, np.int64)
-    names = rank_of_name[events.name] if len(events) else np.empty(0, np.int64)
-    order = np.lexsort((events.kind, events.correlation, names, -events.end_ns, events.start_ns, events.lane))
-    same = np.ones(max(len(order) - 1, 0), bool)
-    for f in fields(events):
-        column = getattr(events, f.name)[order]
-        same &= column[1:] == column[:-1]
-    return order, np.concatenate((np.zeros(min(len(order), 1), bool), same))
+    key = _lane_and_start(events)
+    order: Int64 = np.argsort(key)
+    tied = _is_tied(key[order])
+    rows = order[tied]
+    names = _alphabetical(trace.strings)[events.name[rows]]
+    columns = events.kind[rows], events.correlation[rows], names, -events.end_ns[rows], key[rows]
+    order[tied] = rows = rows[np.lexsort(columns)]
+    duplicate = np.zeros(len(order), bool)
+    duplicate[tied] = _repeats([getattr(events, f.name)[rows] for f in fields(events)])
+    return order, duplicate
 
 
-def _point_at(table: Table, row: Int64, columns: tuple[str, ...]) -> Table:
+def _lane_and_start(events: Events) -> Int64:
+    """One integer per event that sorts as (lane, start) does."""
+    low, high = int(events.start_ns.min(initial=0)), int(events.start_ns.max(initial=0))
+    extent, lanes = high - low + 1, int(events.lane.max(initial=0)) + 1
+    if extent * lanes < 2**63:
+        return events.lane.astype(np.int64) * extent + (events.start_ns - low)
+    distinct, rank = np.unique(events.start_ns, return_inverse=True)
+    return events.lane.astype(np.int64) * len(distinct) + rank
+
+
+def _is_tied(ordered: Int64) -> Bool:
+    """Whether each value equals a neighbour."""
+    tied = np.zeros(len(ordered), bool)
+    equal = ordered[1:] == ordered[:-1]
+    tied[1:] |= equal
+    tied[:-1] |= equal
+    return tied
+
+
+def _repeats(columns: Sequence[Rows]) -> Bool:
+    """Whether each row equals the one before it, in every column."""
+    same = np.ones(len(columns[0]), bool)
+    same[:1] = False
+    for column in columns:
+        same[1:] &= column[1:] == column[:-1]
+    return same
+
+
+def _alphabetical(strings: Sequence[str]) -> Int64:
+    """Per string, its place in their order."""
+    place = np.empty(len(strings), np.int64)
+    place[sorted(range(len(strings)), key=strings.__getitem__)] = np.arange(len(strings))
+    return place
+
+
+def _point_at(table: Table, row: Rows, columns: tuple[str, ...]) -> Table:
     """Follow events to their new rows; rows of a side table that became equal are one."""
     moved = replace(table, **{c: row[getattr(table, c)].astype(np.int32) for c in columns})
-    if not len(getattr(moved, columns[0])):
-        return moved
-    stacked = np.stack([getattr(moved, f.name).astype(np.int64) for f in fields(moved)])
-    return take(moved, np.unique(stacked, axis=1, return_index=True)[1])
+    cells = [getattr(moved, f.name) for f in fields(moved)]
+    order = np.lexsort(cells[::-1])
+    return take(moved, order[~_repeats([cell[order] for cell in cells])])
 
 
 def _from_earliest(trace: Trace) -> Trace:
     if not len(trace.events) and not len(trace.marks.start_ns):
         return trace
     first = min(column.min() for column in (trace.events.start_ns, trace.marks.start_ns) if len(column))
+    if first == 0:
+        return trace
     return replace(
         trace,
         events=replace(trace.events, start_ns=trace.events.start_ns - first, end_ns=trace.events.end_ns - first),
