@@ -81,19 +81,19 @@ class Builder:
     def trace(self) -> Trace:
         """The trace of what was added."""
         strings = sorted({name for *_, name, _, _ in self.events} | {"allreduce"})
-        operation = strings.index("allreduce")
+        code = {text: i for i, text in enumerate(strings)}
         members = tuple(sorted({member for *_, member, _ in self.calls}))
         ranks = sorted({rank for rank, *_ in self.lanes})
         return canonical(
             Trace(
-                events=table(Events, [(*row[:3], strings.index(row[3]), *row[4:]) for row in self.events]),
+                events=table(Events, [(*row[:3], code[row[3]], *row[4:]) for row in self.events]),
                 lanes=self._lanes(),
                 strings=tuple(strings),
                 groups=(Group("world", members, len(members)),),
                 communications=table(
                     Communications,
                     [
-                        (event, operation, 0, 0, sequence, member, payload, ABSENT, ABSENT, ABSENT, ABSENT)
+                        (event, code["allreduce"], 0, 0, sequence, member, payload, ABSENT, ABSENT, ABSENT, ABSENT)
                         for event, sequence, member, payload in self.calls
                     ],
                 ),

@@ -11,10 +11,10 @@ from typing import Any
 
 from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
-from traceflow.report.grid import Grid
+from traceflow.report.grid import Grid, Piece
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.report.names import printable
-from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_grid
+from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
 from traceflow.report.subject import Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
@@ -37,6 +37,7 @@ class Chapter:
     findings: tuple[Finding, ...]
     steady_state: Mapping[str, Any] | None
     steps: Grid | None
+    step_chart: tuple[Piece, ...]
     timeline: Timeline
     path: tuple[Grid, ...]
     removable: Mapping[str, Any]
@@ -81,6 +82,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         findings=_sorted([*findings, simulation_finding()] if simulated else findings),
         steady_state=said["steady_state"],
         steps=steps_grid(said),
+        step_chart=steps_chart(said, step),
         timeline=timeline(trace, graph, path.segments, budget=budget),
         path=tuple(path_grids(path)),
         removable=talked["removable"],

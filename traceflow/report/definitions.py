@@ -48,6 +48,7 @@ _COLUMNS = {
     "pieces": "How many segments of the path were put together.",
     "name": "As the trace names it.",
     "lane": "The thread, stream or line of the device, as the trace names it.",
+    "waited for": "The participant whose arrival, or whose work, ended the wait before it.",
     "edge": "The dependency by which the path reached it.",
     "timeline": "Shows this stretch of time in the timeline.",
     "compute": "Time in which at least one computation ran.",

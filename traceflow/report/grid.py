@@ -58,9 +58,14 @@ class Grid:
     more: str = ""
 
     @property
+    def shown(self) -> tuple[Column, ...]:
+        """The columns that hold something; of the others only the reason is told."""
+        return tuple(c for c in self.columns if c.form != "number" or any(cell is not None for cell in c.cells))
+
+    @property
     def rows(self) -> list[tuple[Cell, ...]]:
-        """The cells by row."""
-        return list(zip(*(column.cells for column in self.columns), strict=True))
+        """The cells of the shown columns by row."""
+        return list(zip(*(column.cells for column in self.shown), strict=True))
 
     @property
     def gaps(self) -> dict[str, list[str]]:

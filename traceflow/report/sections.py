@@ -18,6 +18,7 @@ from traceflow.report.grid import (
     bar,
     bars,
     counts,
+    duration,
     durations,
     jumps,
     lanes,
@@ -46,18 +47,41 @@ def steps_grid(summary: Row) -> Grid | None:
     longest = max(row["duration_ns"] for row in rows)
     unmarked = "nothing in the trace marks this moment"
     endpoints = {which: [_since(row, f"{which}_ns") for row in rows] for which in ("returned", "ready", "fetched")}
-    duration, *ends = durations({"duration": [row["duration_ns"] for row in rows], **endpoints}, absent=unmarked)
+    length, *ends = durations({"duration": [row["duration_ns"] for row in rows], **endpoints}, absent=unmarked)
     return Grid(
         "Steps",
         (
             words("step", [str(row["step"]) for row in rows]),
             words("rank", [str(row["rank"]) for row in rows]),
-            duration,
+            length,
             _drawn("duration", [bar([("plain", row["duration_ns"])], longest) for row in rows]),
             *ends,
             words("state", ["compiled" if row["compiled"] else "steady" for row in rows]),
         ),
         left_out(len(summary["steps"]), len(rows), "steps"),
+    )
+
+
+def steps_chart(summary: Row, chosen: int | None) -> tuple[Piece, ...]:
+    """One column per step, as high as the step on its slowest rank is long, in percent of the longest step.
+
+    Args:
+        summary: The summary of the capture, as in the JSON contract.
+        chosen: The step that is explained.
+    """
+    slowest: dict[int, Row] = {}
+    for row in summary["steps"]:
+        if row["step"] not in slowest or row["duration_ns"] > slowest[row["step"]]["duration_ns"]:
+            slowest[row["step"]] = row
+    longest = max((row["duration_ns"] for row in slowest.values()), default=0) or 1
+    return tuple(
+        Piece(
+            "chosen" if number == chosen else "compiled" if row["compiled"] else "steady",
+            0,
+            round(100 * row["duration_ns"] / longest, 1),
+            f"step {number}: {duration(row['duration_ns'])}{', compiled' if row['compiled'] else ''}",
+        )
+        for number, row in sorted(slowest.items())
     )
 
 
@@ -116,9 +140,9 @@ def _sums(
 def _by_name(segments: Segments, whole_ns: int) -> Grid:
     """The names that take most time on the path, with the kind of that time."""
     total: dict[tuple[str, str], list[int]] = defaultdict(lambda: [0, 0])
-    for name, kind, duration in zip(segments.name, segments.kind, segments.duration_ns.tolist(), strict=True):
+    for name, kind, ns in zip(segments.name, segments.kind, segments.duration_ns.tolist(), strict=True):
         entry = total[name, kind]
-        entry[0] += duration
+        entry[0] += ns
         entry[1] += 1
     costliest = nlargest(MOST_NAMES, total.items(), key=lambda item: item[1][0])
     return Grid(
@@ -154,6 +178,7 @@ def _longest_runs(segments: Segments, whole_ns: int) -> Grid:
             words("participant", [participant(*who) for who in where]),
             lanes(list(segments.lane[at])),
             words("edge", ["start of the window" if edge is None else edge for edge in segments.edge[at]]),
+            words("waited for", ["" if who is None else participant(*who) for who in segments.waiting_for[at]]),
             counts("pieces", (to - at).tolist()),
             jumps([Jump(*stretch) for stretch in zip(starts, lengths, strict=True)]),
         ),
@@ -170,8 +195,8 @@ def _run_starts(segments: Segments) -> Int64:
 
 def _kinds_of(segments: Segments, start: int, end: int) -> tuple[Piece, ...]:
     total: dict[str, int] = defaultdict(int)
-    for kind, duration in zip(segments.kind[start:end], segments.duration_ns[start:end].tolist(), strict=True):
-        total[kind] += duration
+    for kind, ns in zip(segments.kind[start:end], segments.duration_ns[start:end].tolist(), strict=True):
+        total[kind] += ns
     return bar(sorted(total.items(), key=lambda item: -item[1]), sum(total.values()))
 
 

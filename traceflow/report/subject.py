@@ -45,6 +45,10 @@ class Segments(Protocol):
     def edge(self) -> Text:
         """How it was reached, None for the first."""
 
+    @property
+    def waiting_for(self) -> Text:
+        """Who ended the wait before it, as (rank, device or None); None where nobody did."""
+
     def __len__(self) -> int: ...
 
 

@@ -17,7 +17,7 @@ from traceflow.graph import NO_LANE, DependencyGraph, EdgeKind, SliceKind
 from traceflow.report.names import printable
 from traceflow.report.subject import Segments
 from traceflow.result import Json
-from traceflow.trace.model import ABSENT, Bool, Int64, Lanes, Marks, Rows, Trace
+from traceflow.trace.model import ABSENT, Bool, Int64, LaneKind, Lanes, Marks, Rows, Trace
 
 KINDS = ("compute", "transfer", "communication", "copy", "host", "blocked", "wait", "launch", "idle")
 """What a row can be; the first seven are slices, in the order of `SliceKind`."""
@@ -167,13 +167,17 @@ def _lane_columns(
     lanes: list[Json] = []
     for number in shown.tolist():
         low, high = np.searchsorted(lane, [number, number + 1])
-        row: dict[str, Json] = {
-            "group": group_of(trace.lanes, number),
-            "label": printable(trace.lanes.name[number], 60),
-        }
+        row: dict[str, Json] = {"group": group_of(trace.lanes, number), "label": _label(trace.lanes, number)}
         row |= {name: _deltas(c[low:high]) if name == "start" else c[low:high].tolist() for name, c in columns.items()}
         lanes.append(row)
     return lanes
+
+
+def _label(lanes: Lanes, lane: int) -> str:
+    """A lane's name, with what it is where the name is only a number."""
+    name = printable(lanes.name[lane], 60)
+    what = "stream" if lanes.kind[lane] == LaneKind.STREAM else "thread"
+    return f"{what} {name}" if name.isdecimal() else name
 
 
 def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, names: _Names) -> dict[str, Rows]:

@@ -1,0 +1,428 @@
+"""The HTML report as text: what it holds, in which order, and that nothing in a trace can break it."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from handmade import MS, Builder, steps, two_cards, two_rounds
+from hypothesis import given
+from hypothesis import strategies as st
+
+from traceflow.errors import TraceflowError
+from traceflow.report.definitions import PROVENANCES
+from traceflow.report.html import Part, render_comparison, render_report, write_comparison, write_report
+from traceflow.report.names import printable
+from traceflow.report.timeline import merged, timeline
+from traceflow.report.verdict import whole_percents
+from traceflow.run import Run
+from traceflow.trace.model import Kind, LaneKind
+
+VOID = {"meta", "link", "br", "img", "input", "hr"}
+HOSTILE = [
+    "</script><script>window.harmed = 1</script>",
+    "<img src=x onerror='window.harmed = 1'>",
+    '"><svg onload=window.harmed=1>',
+    "{{ 7 * 7 }}",
+    "\u202egnp.exe\u2066",
+    "void " + "very_long<" * 1000 + ">()",
+    "]]> <!-- -->",
+]
+
+
+@dataclass
+class Node:
+    """An element of a page."""
+
+    tag: str
+    attributes: dict[str, str]
+    children: list[Node | str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What it says at first sight, without tips, with white space as a browser shows it."""
+        return " ".join("".join(self._words()).split())
+
+    @property
+    def classes(self) -> set[str]:
+        """Its classes."""
+        return set(self.attributes.get("class", "").split())
+
+    def all(self, tag: str, of_class: str | None = None) -> list[Node]:
+        """Every element of a kind below this one, in order."""
+        found = [node for node in self._below() if node.tag == tag]
+        return [node for node in found if of_class is None or of_class in node.classes]
+
+    def _below(self) -> Iterator[Node]:
+        for child in self.children:
+            if isinstance(child, Node):
+                yield child
+                yield from child._below()
+
+    def _words(self) -> Iterator[str]:
+        for child in self.children:
+            if isinstance(child, str):
+                yield child
+            elif "tip" not in child.classes:
+                yield from child._words()
+
+
+class Page(HTMLParser):
+    """Parses a page into nodes; every element must be closed by its own end."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.root = Node("", {})
+        self.open = [self.root]
+        self.feed(text)
+        self.close()
+        assert [node.tag for node in self.open] == [""]
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        node = Node(tag, {name: value or "" for name, value in attrs})
+        self.open[-1].children.append(node)
+        if tag not in VOID:
+            self.open.append(node)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop().tag == tag
+
+    def handle_data(self, data: str) -> None:
+        self.open[-1].children.append(data)
+
+
+def page_of(run: Run, step: int | None = None) -> Node:
+    """The parsed report of a run."""
+    return Page(render_report(run, step=step)).root
+
+
+def section(page: Node, name: str) -> Node:
+    """One section of the first run."""
+    return next(node for node in page.all("section") if node.attributes["id"] == f"run0-{name}")
+
+
+def rows(table: Node) -> list[list[str]]:
+    """The cells of a table's body."""
+    return [[cell.text for cell in row.all("td")] for row in table.all("tbody")[0].all("tr")]
+
+
+def table_called(page: Node, title: str) -> Node:
+    """The table with a caption."""
+    return next(t for t in page.all("table") if [c.text for c in t.all("caption")] == [title])
+
+
+def timeline_of(page: Node) -> dict[str, Any]:
+    """What the script draws."""
+    (data,) = [s for s in page.all("script") if s.attributes.get("type") == "application/json"]
+    parsed: dict[str, Any] = json.loads(data.text)
+    return parsed
+
+
+def hostile() -> Builder:
+    """Two ranks whose every name tries to get out."""
+    builder = Builder(metadata={HOSTILE[1]: HOSTILE[0]})
+    lanes = [builder.lane(rank, HOSTILE[rank], 0) for rank in range(2)]
+    thread = builder.lane(0, HOSTILE[2])
+    for i, name in enumerate(HOSTILE):
+        builder.event(thread, 100 * i, 100 * i + 10, name, Kind.CALL, i + 1)
+        builder.event(lanes[0], 100 * i + 20, 100 * i + 60, name, Kind.COMPUTE, i + 1)
+        builder.collective(lanes, [100 * i + 60, 100 * i + 50], 100 * i + 90, name)
+    return builder
+
+
+def test_the_sections_come_in_order() -> None:
+    names = ["verdict", "findings", "steps", "timeline", "path", "communication", "quality", "method"]
+    assert [node.attributes["id"] for node in page_of(two_rounds().run()).all("section")] == [
+        f"run0-{n}" for n in names
+    ]
+
+
+def test_the_verdict_is_one_sentence() -> None:
+    (sentence,) = page_of(two_rounds().run()).all("p", "verdict")
+    assert sentence.text == "The whole capture took 22.00 ms: 91 % compute, 9 % transfer."
+
+
+def test_the_three_largest_savings_say_what_they_suppose() -> None:
+    page = page_of(two_rounds().run())
+    saved = page.all("ol", "savings")[0].all("li")
+    assert [row.all("p", "if")[0].text for row in saved] == [
+        "if a1 took no time",
+        "if b2 took no time",
+        "if nobody were late",
+    ]
+    assert all(
+        "\N{MINUS SIGN}8.000 ms" in row.text and "exact" in row.text and "It supposes that" in row.text for row in saved
+    )
+
+
+def test_a_step_is_explained_and_compared_with_the_spread() -> None:
+    page = page_of(steps(10, 12, 17).run(), step=1)
+    assert page.all("p", "verdict")[0].text.startswith("Step 1 took 12.00 ms: 92 % compute")
+    assert "Within the spread of steps (7.000 ms)" in page.all("ol", "savings")[0].text
+    assert "the median of 3 steps, from 10.00 ms to 17.00 ms; spread 7.000 ms." in section(page, "steps").text
+
+
+def test_the_path_is_told_by_kind_and_by_stretch() -> None:
+    page = page_of(two_rounds().run())
+    assert [row[:3] for row in rows(table_called(page, "By kind"))] == [
+        ["compute", "20.000", "90.9"],
+        ["transfer", "2.000", "9.1"],
+    ]
+    stretches = rows(table_called(page, "Longest stretches of the path"))
+    assert [(*row[:2], *row[4:6], row[8]) for row in stretches] == [
+        ("0.000", "10.000", "a1", "rank 0, device 0", ""),
+        ("11.000", "10.000", "b2", "rank 1, device 0", ""),
+        ("10.000", "1.000", "all-reduce", "rank 1, device 0", "rank 0, device 0"),
+        ("21.000", "1.000", "all-reduce", "rank 0, device 0", "rank 1, device 0"),
+    ]
+
+
+def test_communication_is_sorted_by_what_is_exposed() -> None:
+    page = page_of(two_rounds().run())
+    collectives = rows(table_called(page, "Most exposed collectives"))
+    assert [row[6:] for row in collectives] == [["8,000.0", "1,000.0", "9,000.0"]] * 2
+    assert [row[5] for row in collectives] == ["rank 0, device 0", "rank 1, device 0"]
+    participants = rows(table_called(page, "Participants"))
+    assert [row[1:6] for row in participants] == [["12.000", "10.000", "10.000", "0.000", "0.000"]] * 2
+
+
+def test_what_is_unknown_says_why() -> None:
+    page = page_of(two_cards().run())
+    assert "Steps: not available, because the trace marks no steps." in section(page, "steps").text
+    gaps = rows(table_called(page, "Not available"))
+    assert ["/result/steps", "the trace marks no steps"] in gaps
+
+
+def test_a_host_without_devices_has_no_device_figures() -> None:
+    builder = Builder()
+    builder.event(builder.lane(0, "main"), 0, 10, "work", Kind.HOST)
+    page = page_of(builder.run())
+    (row,) = rows(table_called(page, "Participants"))
+    assert row[0] == "rank 0, host"
+    assert row[1:5] == ["0.010", "0.000", "0.000", "0.000"]
+    assert "Copy, idle: not available, because the rank has no device events." in section(page, "communication").text
+
+
+@pytest.mark.parametrize(("kind", "simulated"), [(LaneKind.WORKER, True), (LaneKind.STREAM, False)])
+def test_virtual_devices_are_no_evidence_about_accelerators(kind: LaneKind, *, simulated: bool) -> None:
+    builder = Builder()
+    builder.event(builder.lane(0, "worker", 0, kind), 0, 10, "dot", Kind.COMPUTE)
+    page = page_of(builder.run())
+    assert ("TF206" in section(page, "verdict").text) == simulated
+    assert ("simulation and no evidence about accelerators" in section(page, "verdict").text) == simulated
+    assert ("TF206" in section(page, "findings").text) == simulated
+
+
+def test_every_figure_of_a_table_has_a_unit_a_definition_and_a_provenance() -> None:
+    numbers = 0
+    for table in page_of(steps(10, 12, 17).run(), step=1).all("table"):
+        for heading in table.all("th", "number"):
+            assert heading.all("small")[0].text
+            assert len(heading.all("span", "tip")[0].text) > 10
+            assert heading.all("b")[0].text in set(PROVENANCES)
+            numbers += 1
+    assert numbers > 10
+
+
+def test_every_figure_in_a_sentence_has_a_unit_a_definition_and_a_provenance() -> None:
+    page = page_of(two_rounds().run())
+    figures = [node for p in page.all("p") for node in p.all("span", "figure")]
+    assert len(figures) > 8
+    for node in figures:
+        assert node.attributes["data-provenance"] in set(PROVENANCES)
+        assert len(node.all("span", "tip")[0].text) > 10
+        shown = "".join(child for child in node.children if isinstance(child, str)).strip()
+        assert re.fullmatch(r"exact|bound|\u2212?[\d.,]+\xa0(ns|µs|ms|s|%( \w+)?)", shown)
+
+
+def test_the_downloaded_results_are_those_of_the_analyzers() -> None:
+    run = two_rounds().run()
+    (link,) = page_of(run).all("a", "download")
+    kind, packed = link.attributes["href"].split(",")
+    assert kind == "data:application/gzip;base64"
+    results = json.loads(gzip.decompress(base64.b64decode(packed)))
+    assert set(results) == {"summary", "critical-path", "communication", "savings"}
+    assert results["critical-path"]["result"] == json.loads(json.dumps(run.critical_path().to_dict()))
+    assert results["critical-path"]["schema_version"] == 1
+
+
+def test_the_drawn_path_tiles_the_window() -> None:
+    data = timeline_of(page_of(two_rounds().run()))
+    path = data["path"]
+    starts = np.cumsum(path["start"]).tolist()
+    assert starts == [0, 10 * MS, 11 * MS, 21 * MS]
+    assert path["length"] == [10 * MS, MS, 10 * MS, MS]
+    assert [data["names"][i] for i in path["name"]] == ["a1", "all-reduce", "b2", "all-reduce"]
+
+
+def test_the_drawn_lanes_are_the_slices() -> None:
+    data = timeline_of(page_of(two_rounds().run()))
+    first = data["lanes"][0]
+    assert (first["group"], first["label"]) == ("rank 0, device 0", "stream 7")
+    assert np.cumsum(first["start"]).tolist() == [0, 10 * MS, 11 * MS, 13 * MS, 21 * MS]
+    assert [data["kinds"][kind] for kind in first["kind"]] == ["compute", "transfer", "compute", "wait", "transfer"]
+    assert first["path"] == [1, 0, 0, 0, 1]
+    assert first["slack"] == [0, 8 * MS, 8 * MS, -1, 0]
+
+
+def test_the_page_asks_no_network_for_anything() -> None:
+    text = render_report(hostile().run(HOSTILE[0], "\ud800"))
+    page = Page(text).root
+    (policy,) = [m.attributes["content"] for m in page.all("meta") if "http-equiv" in m.attributes]
+    assert policy.startswith("default-src 'none'; ")
+    links = [node.attributes[name] for node in page._below() for name in ("src", "href") if name in node.attributes]
+    assert all(link.startswith(("#", "data:")) for link in links)
+    assert "url(" not in text
+
+
+def test_only_the_scripts_and_styles_of_the_page_itself_are_allowed() -> None:
+    text = render_report(hostile().run(HOSTILE[0], "\ud800"))
+    for tag in ("script", "style"):
+        (body,) = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digest = base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in text
+    assert "style=" not in re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+
+
+def test_hostile_names_stay_text() -> None:
+    text = render_report(hostile().run(HOSTILE[0], "\ud800"))
+    page = Page(text).root
+    assert page.all("img") == []
+    assert [node.attributes.get("type") for node in page.all("script")] == ["application/json", None]
+    assert {name for node in page._below() for name in node.attributes if name.startswith("on")} == set()
+    assert "{{ 7 * 7 }}" in page.text
+    assert not set(text) & {"\u202e", "\u2066", "\ud800"}
+    assert len(text.encode("utf-8")) < 400_000
+
+
+def test_names_in_the_timeline_are_shown_as_they_are_or_escaped() -> None:
+    names = timeline_of(page_of(hostile().run(HOSTILE[0], "\ud800")))["names"]
+    assert HOSTILE[0] in names
+    assert "\\u202egnp.exe\\u2066" in names
+    assert all(len(name) <= 2000 for name in names)
+
+
+def test_the_same_evidence_gives_the_same_bytes() -> None:
+    builder = hostile()
+    expected = render_report(builder.run("\ud800"))
+    assert render_report(builder.run("\ud800")) == expected
+    last = len(builder.events) - 1
+    builder.events.reverse()
+    builder.calls = [(last - event, sequence, member, size) for event, sequence, member, size in builder.calls]
+    assert render_report(builder.run("\ud800")) == expected
+
+
+def test_a_report_is_not_overwritten_unless_asked(tmp_path: Path) -> None:
+    path = tmp_path / "report.html"
+    path.write_text("mine")
+    with pytest.raises(TraceflowError, match="TF110"):
+        write_report(two_cards().run(), path)
+    assert path.read_text() == "mine"
+    assert write_report(two_cards().run(), path, force=True) == path
+    assert path.read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(TraceflowError, match="TF114"):
+        write_report(two_cards().run(), tmp_path / "absent" / "report.html")
+    with pytest.raises(TraceflowError, match="TF111"):
+        write_report(two_cards().run(), tmp_path / "report.html", step=3)
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TraceflowError, match="TF114"):
+        write_report(two_cards().run(), tmp_path / "folder", force=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_two_runs_are_compared(tmp_path: Path) -> None:
+    parts = [Part("before", steps(10, 12, 17).run(), 1), Part("after", steps(6, 8, 9).run(), 1)]
+    page = Page(write_comparison(parts, tmp_path / "both.html").read_text(encoding="utf-8")).root
+    assert [node.attributes["id"] for node in page.all("article")] == ["run0", "run1"]
+    table = page.all("section")[0].all("table")[0]
+    assert rows(table)[0] == ["window", "12.00 ms", "8.000 ms", "-4.000 ms (-33.3 %), within the spread", "measured"]
+    assert ["removable transfer", "0 ns", "0 ns", "none", "modelled"] in rows(table)
+
+
+def test_a_page_of_several_runs_has_no_id_twice() -> None:
+    page = Page(render_comparison([Part("x", two_cards().run()), Part("x", two_rounds().run())])).root
+    ids = [node.attributes["id"] for node in page._below() if "id" in node.attributes]
+    assert len(ids) == len(set(ids))
+    assert {n.attributes["data-timeline"] for n in page.all("button", "jump")} <= set(ids)
+
+
+def crowded(events: int) -> Builder:
+    """Many short kernels on one stream, each with a name of its own."""
+    builder = Builder()
+    stream = builder.lane(0, "stream 7", 0)
+    for i in range(events):
+        builder.event(stream, 100 * i, 100 * i + 60, f"kernel_{i:06}", Kind.COMPUTE)
+    return builder
+
+
+def test_a_large_trace_makes_a_small_page() -> None:
+    run = crowded(60_000).run()
+    assert len(render_report(run)) < 3_000_000
+    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, budget=2_000)
+    assert drawn.rows <= 2_000
+    assert drawn.merged_below_ns == 4096  # 31 cells of 2048 ns would hold 2929 blocks, half as many hold 1465
+    data: Any = drawn.data
+    assert sum(data["lanes"][0]["count"]) == 60_000
+    assert len(json.dumps(drawn.data)) < 700_000
+
+
+def test_a_merged_block_says_how_much_of_it_is_covered() -> None:
+    run = crowded(1_000).run()
+    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, budget=10)
+    data: Any = drawn.data
+    assert all(59 <= share <= 61 for share in data["lanes"][0]["covered"])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 500), st.integers(1, 90)), min_size=1, max_size=80),
+    st.integers(1, 40),
+)
+def test_merging_loses_nothing(parts: list[tuple[int, int, int]], budget: int) -> None:
+    lane, start, length = (np.array(column) for column in zip(*sorted(parts), strict=True))
+    blocks = merged(lane, start, start + length, budget)
+    assert len(blocks.first) <= max(budget, len(set(lane.tolist())))
+    assert blocks.first[0] == 0
+    for rows_of in np.split(np.arange(len(lane)), blocks.first[1:]):
+        assert len(set(lane[rows_of].tolist())) == 1
+        assert len(rows_of) == 1 or length[rows_of].max() < blocks.threshold_ns
+        assert start[rows_of].max() - start[rows_of].min() < blocks.threshold_ns
+
+
+@given(st.lists(st.integers(0, 10**12), min_size=1, max_size=9))
+def test_percentages_sum_to_a_hundred(parts: list[int]) -> None:
+    percents = whole_percents(parts)
+    assert sum(percents) == (100 if sum(parts) else 0)
+    assert all(abs(p - 100 * part / max(sum(parts), 1)) < 1 for p, part in zip(percents, parts, strict=True))
+
+
+@given(st.text(), st.integers(3, 50))
+def test_printable_names_are_short_and_visible(text: str, limit: int) -> None:
+    shown = printable(text, limit)
+    assert len(shown) <= 10 * limit
+    assert shown == shown.encode("utf-8").decode("utf-8")
+    assert not re.search(r"[\x00-\x1f\u200e\u200f\u202a-\u202e\u2028\u2029\u2066-\u2069]", shown)
+
+
+def test_a_real_trace_of_two_chips(corpus: Any) -> None:
+    import traceflow
+
+    text = render_report(traceflow.open(corpus("xplane/tpu_2chips_a.trace.json.gz")))
+    page = Page(text).root
+    assert len(text) < 3_000_000
+    assert "rank 0, device 1" in [row[0] for row in rows(table_called(page, "Participants"))]
+    data = timeline_of(page)
+    assert sum(data["path"]["length"]) == data["duration_ns"]
