@@ -85,7 +85,7 @@ def test_a_file_may_be_named_by_text(tmp_path: Path) -> None:
         (b'{"a": 1}', "TF107", "JSON without traceEvents"),
         (b"step,time\n1,2\n", "TF107", "text"),
         (b"\x89PNG\r\n\x1a\n\x00\x00", "TF107", "binary data"),
-        (b"\n\x2a\x08\x01\x12" + b"x" * 20, "TF103", "cut short"),
+        (b"\n\x2a\x08\x01\x12\x09/host:CPU", "TF103", "cut short"),
         (b"\n\xef\xbf\xbd\x06\x08\x02\x12\x0a/device:TP" + b"\xef\xbf\xbd" * 9, "TF103", "saved as text"),
     ],
 )
@@ -115,6 +115,8 @@ def test_a_log_directory_is_read_without_its_json_twin(tmp_path: Path) -> None:
     run = tmp_path / "plugins" / "profile" / "2026_01_01"
     file = space(run / "host.example.com.xplane.pb")
     chrome(run / "host.example.com.trace.json.gz")
+    chrome(run / "perfetto_trace.json.gz")
+    (run / "jit_f.hlo_proto.pb").write_bytes(program("jit_f"))
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").touch()

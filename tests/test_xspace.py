@@ -589,6 +589,11 @@ def test_a_file_that_was_saved_as_text_is_refused(corpus: Callable[[str], Path])
         read_xspace(corpus("xplane/corrupt_tpu.xplane.pb"))
 
 
+def test_a_damaged_program_refuses_the_file_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TraceflowError, match=r"TF103: cannot read .*host.xplane.pb: a program in it is damaged"):
+        read(tmp_path, {"/host:CPU": [Line("python", [Event("a", 0)])]}, programs={5: b"\x0a\xff"})
+
+
 def test_a_trace_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceflowError, match="TF104"):
         read(tmp_path, {"/host:CPU": [Line("python", [])]})

@@ -21,6 +21,8 @@ from traceflow.trace.model import Trace
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
 _GZIP = b"\x1f\x8b"
 _RUNS = "profile"  # TensorBoard: plugins/profile/<run>/<host>.xplane.pb
+# An XSpace begins with a plane (field 1), and that with its number, if it has one, and its name.
+_XSPACE = re.compile(rb"\n[\x80-\xff]*[\x00-\x7f](?:\x08[\x80-\xff]*[\x00-\x7f])?\x12.(?:[/#]|Task )", re.DOTALL)
 _TRACE_NAME = re.compile(r"\.(json|pb)(\.gz)?$")
 _FORMATS = "Kineto JSON, XSpace (.xplane.pb) and trace-event JSON are read"
 
@@ -53,9 +55,9 @@ def read(path: Path | str) -> Evidence:
         One canonical trace, and the compiled programs by the keys that it uses.
 
     Raises:
-        TraceflowError: TF101 where nothing exists at the path or nothing may be read, TF102 for an empty file, TF103 or TF105 for a damaged
-            one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107 for
-            another format, TF108 when two files claim one rank.
+        TraceflowError: TF101 where nothing exists or may not be read, TF102 for an empty file, TF103 or TF105 for a
+            damaged one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107
+            for another format, TF108 when two files claim one rank.
     """
     given = Path(path)
     try:
@@ -95,15 +97,17 @@ def _traces(given: Path, files: Sequence[Path]) -> list[tuple[Path, _Format]]:
     if not forms:
         why = f"none of its {len(files)} files is a trace" if len(files) > 1 else f"{files[0].name} is no trace"
         raise TraceflowError("TF106", f"nothing to read in {given}", why, _FORMATS)
-    spaces = {_stem(file) for file, form in forms if form is _Format.XSPACE}
-    return [(file, form) for file, form in forms if form is not _Format.CHROME or _stem(file) not in spaces]
+    twins = {twin for file, form in forms if form is _Format.XSPACE for twin in _twins(file)}
+    return [(file, form) for file, form in forms if form is not _Format.CHROME or _without_suffix(file) not in twins]
 
 
-def _stem(file: Path) -> Path:
-    name = file.name
-    for suffix in (".gz", ".json", ".pb", ".trace", ".xplane"):
-        name = name.removesuffix(suffix)
-    return file.with_name(name)
+def _twins(space: Path) -> tuple[Path, Path]:
+    """What the JAX profiler writes beside an XSpace: the same trace as JSON, and again for Perfetto."""
+    return _without_suffix(space), space.with_name("perfetto")
+
+
+def _without_suffix(file: Path) -> Path:
+    return file.with_name(re.sub(r"[._](trace|xplane)\.(json|pb)(\.gz)?$", "", file.name))
 
 
 def _check_one_recording(traces: Sequence[tuple[Path, _Format]]) -> None:
@@ -174,7 +178,7 @@ def _rekeyed(trace: Trace, moved: Mapping[int, int]) -> Trace:
 def _format_of(file: Path) -> _Format | None:
     """The format of a file by its first bytes, None where it is none that is read."""
     head = _head(file) or b""
-    if _looks_like_xspace(head):
+    if _XSPACE.match(head):
         return _Format.XSPACE
     if not head.lstrip().startswith((b"{", b"[")):
         return None
@@ -197,12 +201,6 @@ def _head(file: Path) -> bytes | None:
         return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES) if head.startswith(_GZIP) else head
     except zlib.error:
         return None
-
-
-def _looks_like_xspace(head: bytes) -> bool:
-    """Whether the first field is a plane: field 1 of the space, which begins with its number or its name."""
-    length = next((at for at, byte in enumerate(head[1:11], start=1) if byte < 0x80), 0)
-    return head[:1] == b"\n" and length > 0 and head[length + 1 : length + 2] in {b"\x08", b"\x12"}
 
 
 def _refuse(file: Path) -> NoReturn:

@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
 from traceflow.program.hlo_proto import read_hlo_proto
-from traceflow.program.module import HloModule
+from traceflow.program.module import Programs
 from traceflow.program.schema import message
 from traceflow.result import Note
 from traceflow.trace._xla_lines import (
@@ -64,9 +64,14 @@ def read_xspace(path: Path, *, rank: int = 0) -> Evidence:
         TraceflowError: TF103 when the file is damaged, TF104 when nothing happened in it.
     """
     space = _decoded(path)
+    try:
+        programs = _programs(space)
+    except TraceflowError as error:
+        why = f"a program in it is damaged ({error.why})"
+        raise TraceflowError(error.code, f"cannot read {path}", why, error.hint) from error
     count = Count()
     planes = (Plane(plane.name, _lines(plane, count)) for plane in space.planes if plane.lines)
-    trace, programs = xla_trace(planes, _programs(space), _about(space, path, rank), count)
+    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)
@@ -93,7 +98,7 @@ def _about(space: Any, path: Path, rank: int) -> About:
     return About(Rank(rank, host, None, path.name), epoch_ns, "xspace", metadata, () if epoch_ns else (cut,))
 
 
-def _programs(space: Any) -> dict[int, HloModule]:
+def _programs(space: Any) -> Programs:
     """The modules of the metadata plane, by program key."""
     programs = {}
     for plane in space.planes:
