@@ -30,8 +30,9 @@ _COMMUNICATES = (SliceKind.TRANSFER, SliceKind.ARRIVED, SliceKind.COMMUNICATION)
 class ParticipantTime:
     """Where one participant's window went, in ns.
 
-    busy = |union of communication|; exposed = |communication minus compute|; overlapped = busy - exposed;
-    idle = window - |union of compute, communication and copies|. None where the evidence is absent.
+    busy = length of (union of communication); exposed = length of (communication minus compute);
+    overlapped = busy - exposed; idle = window - length of (union of compute, communication and copies).
+    None where the evidence is absent.
     """
 
     participant: Participant
