@@ -159,3 +159,27 @@ def steps(*lengths_ms: int) -> Builder:
         builder.mark(step, 0, now, now + MS)
         now += length * MS + MS
     return builder
+
+
+HOSTILE = [
+    "</script><script>window.harmed = 1</script>",
+    "<img src=x onerror='window.harmed = 1'>",
+    '"><svg onload=window.harmed=1>',
+    "{{ 7 * 7 }}",
+    "\u202egnp.exe\u2066",
+    "void " + "very_long<" * 1000 + ">()",
+    "]]> <!-- -->",
+]
+"""Names that try to get out of where they are shown."""
+
+
+def hostile() -> Builder:
+    """Two ranks whose every name tries to get out."""
+    builder = Builder(metadata={HOSTILE[1]: HOSTILE[0]})
+    lanes = [builder.lane(rank, HOSTILE[rank], 0) for rank in range(2)]
+    thread = builder.lane(0, HOSTILE[2])
+    for i, name in enumerate(HOSTILE):
+        builder.event(thread, 100 * i, 100 * i + 10, name, Kind.CALL, i + 1)
+        builder.event(lanes[0], 100 * i + 20, 100 * i + 60, name, Kind.COMPUTE, i + 1)
+        builder.collective(lanes, [100 * i + 60, 100 * i + 50], 100 * i + 90, name)
+    return builder

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from handmade import MS, Builder, steps, two_cards, two_rounds
+from handmade import HOSTILE, MS, Builder, hostile, steps, two_cards, two_rounds
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -29,15 +29,6 @@ from traceflow.run import Run
 from traceflow.trace.model import Kind, LaneKind
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
-HOSTILE = [
-    "</script><script>window.harmed = 1</script>",
-    "<img src=x onerror='window.harmed = 1'>",
-    '"><svg onload=window.harmed=1>',
-    "{{ 7 * 7 }}",
-    "\u202egnp.exe\u2066",
-    "void " + "very_long<" * 1000 + ">()",
-    "]]> <!-- -->",
-]
 
 
 @dataclass
@@ -126,18 +117,6 @@ def timeline_of(page: Node) -> dict[str, Any]:
     (data,) = [s for s in page.all("script") if s.attributes.get("type") == "application/json"]
     parsed: dict[str, Any] = json.loads(data.text)
     return parsed
-
-
-def hostile() -> Builder:
-    """Two ranks whose every name tries to get out."""
-    builder = Builder(metadata={HOSTILE[1]: HOSTILE[0]})
-    lanes = [builder.lane(rank, HOSTILE[rank], 0) for rank in range(2)]
-    thread = builder.lane(0, HOSTILE[2])
-    for i, name in enumerate(HOSTILE):
-        builder.event(thread, 100 * i, 100 * i + 10, name, Kind.CALL, i + 1)
-        builder.event(lanes[0], 100 * i + 20, 100 * i + 60, name, Kind.COMPUTE, i + 1)
-        builder.collective(lanes, [100 * i + 60, 100 * i + 50], 100 * i + 90, name)
-    return builder
 
 
 def test_the_sections_come_in_order() -> None:
