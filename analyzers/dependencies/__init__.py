@@ -77,6 +77,10 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
         notes.append(Note("TF303", text, ("/result/segments",)))
     if stuck_out:
         notes.append(Note("TF309", f"{stuck_out} host events end after the event they are in; they were cut to it"))
+    world = max((rank.world_size or 0 for rank in trace.ranks), default=0)
+    if world > len(trace.ranks):
+        text = f"{len(trace.ranks)} of {world} ranks present: collectives with the others stay whole, and who was late is unknown"
+        notes.append(Note("TF305", text, ("/result",)))
     if len({rank.clock for rank in trace.ranks}) > 1:
         text = "the ranks read different clocks, which are not aligned: no figure crosses between them"
         notes.append(Note("TF308", text, ("/result",)))
