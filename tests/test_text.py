@@ -134,9 +134,9 @@ def test_neighbours_of_a_path_are_joined_and_the_longest_shown_in_order_of_time(
         ),
         top=3,
     )
-    shown = [line.split() for line in text.splitlines() if line.endswith(("aten::mm", "gemm", "(last: 3:1)"))]
+    shown = [line.split() for line in text.splitlines() if line.endswith(("aten::empty", "gemm", "(last: 3:1)"))]
     assert shown == [
-        ["0.000", "7.000", "11.7", "%", "host", "0:host", "aten::mm"],
+        ["0.000", "7.000", "11.7", "%", "host", "0:host", "71%", "aten::mm,", "29%", "aten::empty"],
         ["8.000", "50.000", "83.3", "%", "compute", "0:0", "gemm"],
         ["58.000", "2.000", "3.3", "%", "transfer", "0:0", "nccl", "(last:", "3:1)"],
     ]
@@ -150,10 +150,11 @@ def test_kinds_stand_in_order_of_their_time() -> None:
 
 def test_slack_names_the_least_above_zero_and_leaves_blocking_calls_out() -> None:
     rows = [("a", 0), ("b", 7_000), ("c", 2_000), ("sync", None)]
+    rows += [("b", 9_000)]
     slack = [{"rank": 0, "device": 0, "lane": "l", "name": name, "start_ns": 0, "slack_ns": ns} for name, ns in rows]
     text = render(path_of(segment(0, 9_000, "compute", "a"), slack=slack))
-    assert "1 of 3 slices have none" in text
-    assert text.index("2.000    0:0  c") < text.index("7.000    0:0  b")
+    assert "1 of 4 slices have none" in text
+    assert text.index("2.000       1    0:0  c") < text.index("7.000       2    0:0  b")
     assert "sync" not in text
 
 
@@ -165,14 +166,14 @@ def test_what_is_unknown_is_written_with_its_reason() -> None:
         "removable": {"transfer_ns": None, "communication_ns": None},
         "collectives": [],
         "point_to_point": [],
-        "unmatched": [{"rank": 0, "device": None, "name": "nccl", "reason": "its group is unknown"}],
+        "unmatched": [{"rank": 0, "device": None, "name": "nccl", "reason": "its group is unknown"}] * 2,
     }
     text = render(
         document("communication", result, skipped=[{"what": "/result/removable", "reason": "1 call is unsplit"}])
     )
-    assert "if transfers took no time  n/a (1 call is unsplit)" in text
+    assert "Removable (modelled by replay)\nn/a (1 call is unsplit)\n" in text
     assert "0:host    4.000   n/a  0.000" in text
-    assert "1 nccl: its group is unknown" in text
+    assert "2 calls stay whole: its group is unknown\ncalls  name\n-----------\n    2  nccl\n" in text
 
 
 def test_evidence_and_findings_are_told() -> None:

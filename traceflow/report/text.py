@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from heapq import nlargest
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,6 +25,8 @@ Document: TypeAlias = Mapping[str, Any]
 Row: TypeAlias = Mapping[str, Any]
 
 _ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
+_REMOVABLE = "/result/removable"
+_TOLD = frozenset({"/epoch", _REMOVABLE})  # shown where the quantity would stand
 _DEVICE_WORK = frozenset({"compute", "transfer", "communication", "copy"})
 
 
@@ -95,6 +98,7 @@ def _critical_path(document: Document, top: int) -> Iterator[RenderableType]:
     yield from _by_kind(result["by_kind_ns"], result["makespan_ns"])
     if len(result["by_rank_ns"]) > 1:
         yield from _shares("rank", result["by_rank_ns"], result["makespan_ns"])
+    yield from _by_name(result["segments"], result["makespan_ns"], top)
     yield from _pieces(result["segments"], result["window"], top)
     if result["error_ns"]:
         yield Text(f"\nBetween hosts, times are known to within {duration_text(result['error_ns'])}")
@@ -114,6 +118,19 @@ def _shares(what: str, parts_ns: Mapping[str, int], whole_ns: int) -> Iterator[R
     )
 
 
+def _by_name(segments: Sequence[Row], whole_ns: int, top: int) -> Iterator[RenderableType]:
+    """What the path spends its time on, wherever on it that lies."""
+    sums: Counter[tuple[str, str]] = Counter()
+    for segment in segments:
+        sums[segment["kind"], _described(segment)] += segment["duration_ns"]
+    shown = sums.most_common(top)
+    unit = unit_for(ns for _, ns in shown)
+    yield _heading(f"The path by name ({unit.name})")
+    rows = [(unit.text(ns), share_text(ns, whole_ns), kind, name) for (kind, name), ns in shown]
+    yield Rows(("took", "share", "kind", "name"), rows)
+    yield from _left_out(sums, top, "names with less")
+
+
 def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[RenderableType]:
     """The longest contiguous pieces of a path, in order of time."""
     pieces = [_joined(list(group)) for _, group in groupby(segments, key=_piece)]
@@ -129,7 +146,7 @@ def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[Renderab
             share_text(piece["duration_ns"], whole_ns),
             piece["kind"],
             _where(piece),
-            _described(piece),
+            _named(piece),
         )
         for piece in longest
     ]
@@ -148,16 +165,27 @@ def _piece(segment: Row) -> tuple[object, ...]:
 
 
 def _joined(segments: Sequence[Row]) -> Row:
-    """Neighbours as one piece, named after the longest of them."""
-    longest = max(segments, key=lambda segment: int(segment["duration_ns"]))
-    duration_ns = sum(segment["duration_ns"] for segment in segments)
-    return {**longest, "start_ns": segments[0]["start_ns"], "duration_ns": duration_ns}
+    """Neighbours as one piece, which keeps what they are called and how long each name took, longest first."""
+    names: Counter[str] = Counter()
+    for segment in segments:
+        names[_described(segment)] += segment["duration_ns"]
+    return {**segments[0], "duration_ns": names.total(), "names": names.most_common()}
+
+
+def _named(piece: Row) -> str:
+    """The name of a piece; where it has several, those that took most of it."""
+    names = piece["names"]
+    if len(names) == 1:
+        return str(names[0][0])
+    return ", ".join(f"{ns / piece['duration_ns']:.0%} {name}" for name, ns in names[:3])
 
 
 def _described(segment: Row) -> str:
+    """What a segment is called, and what its kind does not tell."""
+    name = _short(segment["name"])
     if segment["kind"] == "transfer" and segment["waiting_for"] is not None:
-        return f"{segment['name']} (last: {_where(segment['waiting_for'])})"
-    return _short(segment["name"])
+        return f"{name} (last: {_where(segment['waiting_for'])})"
+    return f"before {name}" if segment["kind"] == "idle" else name
 
 
 def _short(name: str) -> str:
@@ -167,7 +195,7 @@ def _short(name: str) -> str:
         >>> _short("void at::native::add_kernel<4, std::array<char*, 3ul> >(int, float)")
         'at::native::add_kernel'
     """
-    if not name.startswith("void "):
+    if not name.startswith(("void ", "nccl")):
         return name
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
     while _ARGUMENTS.search(name):
@@ -178,15 +206,17 @@ def _short(name: str) -> str:
 def _slack(slack: Sequence[Row], top: int) -> Iterator[RenderableType]:
     """How many slices could not be later, and which could be later by the least."""
     known = [row for row in slack if row["slack_ns"] is not None]
-    spare = sorted((row for row in known if row["slack_ns"]), key=lambda row: (row["slack_ns"], row["start_ns"]))
-    unit = unit_for(row["slack_ns"] for row in spare[:top])
-    yield _heading(
-        f"Slack ({unit.name}; where = rank:device): {len(known) - len(spare):,} of {len(known):,} slices have none"
-    )
-    if spare:
-        rows = [(unit.text(row["slack_ns"]), _where(row), _short(row["name"])) for row in spare[:top]]
-        yield Rows(("slack", "where", "name"), rows)
-        yield from _left_out(spare, top, "with more")
+    spare: dict[tuple[str, str], list[int]] = {}
+    for row in known:
+        if row["slack_ns"]:
+            spare.setdefault((_where(row), _short(row["name"])), []).append(row["slack_ns"])
+    least = sorted((min(each), len(each), where, name) for (where, name), each in spare.items())
+    without = len(known) - sum(map(len, spare.values()))
+    unit = unit_for(ns for ns, *_ in least[:top])
+    yield _heading(f"Least slack by name ({unit.name}); {without:,} of {len(known):,} slices have none")
+    rows = [(unit.text(ns), f"{count:,}", where, name) for ns, count, where, name in least[:top]]
+    yield Rows(("slack", "slices", "where", "name"), rows)
+    yield from _left_out(least, top, "names with more")
 
 
 def _communication(document: Document, top: int) -> Iterator[RenderableType]:
@@ -194,10 +224,12 @@ def _communication(document: Document, top: int) -> Iterator[RenderableType]:
     yield _title("Communication", document)
     yield from _participants(result["per_participant"], top)
     yield _heading("Removable (modelled by replay)")
-    for key, what in (("transfer_ns", "if transfers took no time"), ("communication_ns", "and nobody waited either")):
-        ns = result["removable"][key]
-        value = _why(document, f"/result/removable/{key}", "/result/removable") if ns is None else duration_text(ns)
-        yield Text(f"{what:26} {value}")
+    removable = [("if transfers took no time", "transfer_ns"), ("and nobody waited either", "communication_ns")]
+    for what, ns in [(what, result["removable"][key]) for what, key in removable]:
+        if ns is not None:
+            yield Text(f"{what:25} {duration_text(ns):>13}")
+    if None in result["removable"].values():
+        yield Text(_why(document, _REMOVABLE))
     yield from _collectives(result["collectives"], top)
     yield from _messages(result["point_to_point"], top)
     yield from _unmatched(result["unmatched"], top)
@@ -265,17 +297,12 @@ def _messages(messages: Sequence[Row], top: int) -> Iterator[RenderableType]:
 
 
 def _unmatched(calls: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    if not calls:
-        return
-    counts: dict[tuple[str, str], int] = {}
-    for call in calls:
-        key = call["reason"], call["name"]
-        counts[key] = counts.get(key, 0) + 1
-    ordered = sorted(counts.items(), key=lambda item: -item[1])
-    yield _heading(f"{len(calls):,} calls stay whole, neither wait nor transfer is known of them")
-    for (reason, name), count in ordered[:top]:
-        yield Text(f"{count:>7,} {printable(name, 60)}: {reason}")
-    yield from _left_out(ordered, top, "kinds")
+    """Calls of which neither wait nor transfer is known, by reason and name."""
+    for reason in dict.fromkeys(call["reason"] for call in calls):
+        names = Counter(_short(call["name"]) for call in calls if call["reason"] == reason)
+        yield _heading(f"{names.total():,} calls stay whole: {reason}")
+        yield Rows(("calls", "name"), [(f"{count:,}", name) for name, count in names.most_common(top)])
+        yield from _left_out(names, top, "names")
 
 
 def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
@@ -336,16 +363,17 @@ def _evidence(document: Document) -> Iterator[RenderableType]:
 
 def _unknown(document: Document) -> Iterator[RenderableType]:
     for skipped in document["skipped"]:
-        yield Text(f"{skipped['what'].removeprefix('/result')}: {UNKNOWN} ({skipped['reason']})")
+        if skipped["what"] not in _TOLD:
+            yield Text(f"{skipped['what'].removeprefix('/result')}: {UNKNOWN} ({skipped['reason']})")
 
 
-def _why(document: Document, *pointers: str) -> str:
+def _why(document: Document, pointer: str) -> str:
     """How an unknown quantity is written: with the reason that the result gives."""
-    reason = next((s["reason"] for s in document["skipped"] if s["what"] in pointers), "the evidence does not say")
+    reason = next((s["reason"] for s in document["skipped"] if s["what"] == pointer), "the evidence does not say")
     return f"{UNKNOWN} ({reason})"
 
 
-def _left_out(rows: Sequence[object], top: int, what: str) -> Iterator[RenderableType]:
+def _left_out(rows: Sized, top: int, what: str) -> Iterator[RenderableType]:
     if len(rows) > top:
         yield Text(f"and {len(rows) - top:,} {what}")
 
