@@ -134,13 +134,27 @@ def test_neighbours_of_a_path_are_joined_and_the_longest_shown_in_order_of_time(
         ),
         top=3,
     )
-    shown = [line.split() for line in text.splitlines() if line.endswith(("aten::empty", "gemm", "(last: 3:1)"))]
-    assert shown == [
+    pieces = text.partition("Longest pieces")[2].splitlines()[3:6]
+    assert [line.split() for line in pieces] == [
         ["0.000", "7.000", "11.7", "%", "host", "0:host", "71%", "aten::mm,", "29%", "aten::empty"],
         ["8.000", "50.000", "83.3", "%", "compute", "0:0", "gemm"],
         ["58.000", "2.000", "3.3", "%", "transfer", "0:0", "nccl", "(last:", "3:1)"],
     ]
     assert "and 1 shorter ones, together 1.000 us" in text
+
+
+def test_a_path_is_summed_by_name() -> None:
+    rows = [
+        segment(0, 3_000, "compute", "gemm"),
+        segment(3_000, 1_000, "idle", "gemm"),
+        segment(4_000, 4_000, "compute", "gemm"),
+    ]
+    text = render(path_of(*rows))
+    names = text.partition("The path by name (us)")[2].splitlines()[3:5]
+    assert [line.split() for line in names] == [
+        ["7.000", "87.5", "%", "compute", "gemm"],
+        ["1.000", "12.5", "%", "idle", "before", "gemm"],
+    ]
 
 
 def test_kinds_stand_in_order_of_their_time() -> None:
