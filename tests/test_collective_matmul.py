@@ -14,27 +14,34 @@ import pytest
 
 from traceflow.capture import Capture
 from traceflow.collectors.workloads.collective_matmul import (
-    FORMS,
+    AXIS,
+    LAYOUTS,
     Matrix,
-    host_mesh,
+    main,
     matrices,
     place,
     record_collective_matmul,
     route,
 )
+from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.errors import TraceflowError
 
 jax = pytest.importorskip("jax", reason="the workload needs JAX")
 
 
+FORMS = {form: layout for layout in LAYOUTS.values() for form in layout.forms}
+RINGS = ["ring", "scatter_ring"]
+
+
 def product(form: str, devices: int, a: Matrix, w: Matrix) -> Matrix:
-    mesh = host_mesh(devices)
-    return np.asarray(FORMS[form](mesh)(*place(mesh, a, w)))
+    mesh = line_mesh(devices, AXIS)
+    return np.asarray(FORMS[form].forms[form](mesh)(*place(mesh, FORMS[form], a, w)))
 
 
 def compiled(form: str, devices: int) -> str:
-    mesh = host_mesh(devices)
-    text: str = FORMS[form](mesh).lower(*place(mesh, *matrices((16, 64, 64)))).compile().as_text()  # type: ignore[attr-defined]
+    mesh = line_mesh(devices, AXIS)
+    operands = place(mesh, FORMS[form], *matrices((16, 64, 64)))
+    text: str = FORMS[form].forms[form](mesh).lower(*operands).compile().as_text()  # type: ignore[attr-defined]
     return text
 
 
@@ -45,7 +52,7 @@ def count(operation: str, hlo: str) -> int:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
 @pytest.mark.parametrize("size", [(2, 8, 8), (5, 16, 24), (33, 64, 40)])
-def test_both_forms_equal_numpy_exactly(form: str, devices: int, size: tuple[int, int, int]) -> None:
+def test_all_forms_equal_numpy_exactly(form: str, devices: int, size: tuple[int, int, int]) -> None:
     a, w = matrices(size)
     result = product(form, devices, a, w)
     assert result.dtype == np.float32
@@ -81,9 +88,24 @@ def test_device_j_uses_block_j_plus_t_in_round_t() -> None:
     assert product("ring", 4, a, w).tolist() == [expected]
 
 
+def test_the_sum_of_block_j_starts_at_the_device_before_and_ends_at_j() -> None:
+    contributions = [1e8, -1e8, 1.0, 1.0]  # as above, but added up by the devices that hold them
+    a = np.zeros((1, 8), np.float32)
+    a[0, ::2] = contributions
+    w = np.ones((8, 4), np.float32)
+    expected = [
+        0.0,  # block 0: devices 3 2 1 0: both ones are lost in -1e8
+        0.0,  # block 1: devices 0 3 2 1: both are lost in 1e8
+        2.0,  # block 2: devices 1 0 3 2: both come after the cancellation
+        1.0,  # block 3: devices 2 1 0 3: the first is lost, the last is not
+    ]
+    assert product("scatter_ring", 4, a, w).tolist() == [expected]
+
+
+@pytest.mark.parametrize("form", RINGS)
 @pytest.mark.parametrize("devices", [4, 8])
-def test_the_ring_compiles_to_one_permute_less_than_multiplications(devices: int) -> None:
-    hlo = compiled("ring", devices)
+def test_a_ring_compiles_to_one_permute_less_than_multiplications(form: str, devices: int) -> None:
+    hlo = compiled(form, devices)
     assert count("collective-permute", hlo) == devices - 1
     assert count("dot", hlo) == devices
     assert count("all-gather", hlo) == count("all-reduce", hlo) == count("reduce-scatter", hlo) == 0
@@ -96,6 +118,23 @@ def test_the_gather_compiles_to_one_all_gather_and_one_multiplication() -> None:
     assert count("collective-permute", hlo) == count("all-reduce", hlo) == 0
 
 
+def test_the_scatter_compiles_to_one_multiplication_and_one_reduce_scatter() -> None:
+    hlo = compiled("scatter", 8)
+    assert count("reduce-scatter", hlo) == 1
+    assert count("dot", hlo) == 1
+    assert count("collective-permute", hlo) == count("all-reduce", hlo) == count("all-gather", hlo) == 0
+
+
+def test_each_device_holds_what_its_layout_says() -> None:
+    mesh = line_mesh(4, AXIS)
+    a, w = matrices((2, 8, 12))
+    for name, shape, block in [("gather", (8, 3), w[:, 6:9]), ("scatter", (2, 12), w[4:6])]:
+        columns, part = (operand.addressable_shards[2].data for operand in place(mesh, LAYOUTS[name], a, w))
+        assert part.shape == shape
+        np.testing.assert_array_equal(part, block)
+        np.testing.assert_array_equal(columns, a[:, 4:6])
+
+
 def test_every_stage_can_be_told_from_the_program() -> None:
     ring = set(re.findall(r'op_name="jit\(ring\)/shard_map/([\w/]+)/\w+"', compiled("ring", 4)))
     stages = {f"round_{turn}/{stage}" for turn in range(4) for stage in ("select", "multiply")}
@@ -103,6 +142,13 @@ def test_every_stage_can_be_told_from_the_program() -> None:
     assert "round_3/permute" not in ring
     gather = set(re.findall(r'op_name="jit\(gather\)/(\w+)/\w+"', compiled("gather", 4)))
     assert gather == {"gather", "multiply"}
+    scatter = set(re.findall(r'op_name="jit\(scatter\)/shard_map/(\w+)/\w+"', compiled("scatter", 4)))
+    assert scatter == {"multiply", "scatter"}
+    hlo = compiled("scatter_ring", 4)
+    scatter_ring = set(re.findall(r'op_name="jit\(scatter_ring\)/shard_map/([\w/]+)/\w+"', hlo))
+    moves = {f"round_{turn}/{stage}" for turn in range(1, 4) for stage in ("permute", "accumulate")}
+    assert stages | moves <= scatter_ring
+    assert "round_0/permute" not in scatter_ring
 
 
 def test_the_matrices_would_show_a_mix_up() -> None:
@@ -118,7 +164,7 @@ def test_the_matrices_would_show_a_mix_up() -> None:
 
 def test_more_devices_than_jax_has_are_refused() -> None:
     with pytest.raises(TraceflowError, match=r"TF115.*fresh process"):
-        host_mesh(len(jax.devices("cpu")) + 1)
+        line_mesh(len(jax.devices("cpu")) + 1, AXIS)
 
 
 def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
@@ -130,7 +176,7 @@ def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     assert done.stdout.splitlines() == [str(output / "gather"), str(output / "ring")]
     assert done.stderr == ""
-    for form in FORMS:
+    for form in LAYOUTS["gather"].forms:
         manifest = Capture.open(output / form).manifest
         assert manifest is not None
         assert manifest.complete
@@ -142,12 +188,23 @@ def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
         assert all(step.fetched_ns is not None for step in manifest.steps)
 
 
+def test_the_layout_that_scatters_is_recorded_on_request(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--layout", "scatter", "--devices", "2", "--size", "4", "8", "8", "--steps", "2"]
+    main(["--output", str(tmp_path), *options])
+    paths = capsys.readouterr().out.splitlines()
+    assert paths == [str(tmp_path / "scatter"), str(tmp_path / "scatter_ring")]
+    for path in paths:
+        manifest = Capture.open(path).manifest
+        assert manifest is not None
+        assert manifest.complete
+
+
 def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:
     record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
     with pytest.raises(TraceflowError, match="TF110"):
         record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
     assert record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=2, force=True) == tmp_path
-    for form in FORMS:
+    for form in LAYOUTS["gather"].forms:
         manifest = Capture.open(tmp_path / form).manifest
         assert manifest is not None
         assert len(manifest.steps) == 2
@@ -157,7 +214,7 @@ def test_a_wrong_product_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.M
     def wrong(_: Any) -> Any:
         return lambda a, w: jax.numpy.zeros((a.shape[0], w.shape[1]))
 
-    monkeypatch.setitem(FORMS, "ring", wrong)
+    monkeypatch.setitem(LAYOUTS["gather"].forms, "ring", wrong)
     with pytest.raises(TraceflowError, match=r"TF115.*differs"):
         record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
     assert (tmp_path / "gather").is_dir()
