@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from traceflow.errors import TraceflowError
 from traceflow.report.definitions import PROVENANCES
+from traceflow.report.figures import path_figure
 from traceflow.report.html import Part, render_comparison, render_report, write_comparison, write_report
 from traceflow.report.names import printable
 from traceflow.report.timeline import merged, timeline
@@ -328,8 +329,8 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     page = Page(write_comparison(parts, tmp_path / "both.html").read_text(encoding="utf-8")).root
     assert [node.attributes["id"] for node in page.all("article")] == ["run0", "run1"]
     table = page.all("section")[0].all("table")[0]
-    assert rows(table)[0] == ["window", "12.00 ms", "8.000 ms", "-4.000 ms (-33.3 %), within the spread", "measured"]
-    assert ["removable transfer", "0 ns", "0 ns", "none", "modelled"] in rows(table)
+    assert rows(table)[0] == ["window", "12.000", "8.000", "-4.000", "-33.3", "within the spread of steps", "measured"]
+    assert ["removable transfer", "0.000", "0.000", "0.000", "n/a", "", "modelled"] in rows(table)
 
 
 def test_a_page_of_several_runs_has_no_id_twice() -> None:
@@ -405,3 +406,17 @@ def test_a_real_trace_of_two_chips(corpus: Any) -> None:
     assert "rank 0, device 1" in [row[0] for row in rows(table_called(page, "Participants"))]
     data = timeline_of(page)
     assert sum(data["path"]["length"]) == data["duration_ns"]
+
+
+def test_the_figure_of_a_path_has_one_bar_per_segment() -> None:
+    figure = path_figure(two_rounds().run().critical_path())
+    bars = {bar.name: (list(bar.base), list(bar.x), list(bar.y)) for bar in figure.data}
+    a, b = "rank 0, device 0, stream 7", "rank 1, device 0, stream 7"
+    assert bars == {"compute": ([0, 11], [10, 10], [a, b]), "transfer": ([10, 21], [1, 1], [b, a])}
+    assert figure.layout.title.text == "Critical path, 22.000 ms"
+
+
+def test_the_figure_of_a_long_path_says_what_it_leaves_out() -> None:
+    figure = path_figure(crowded(3_000).run().critical_path())
+    assert sum(len(bar.x) for bar in figure.data) == 4_000
+    assert figure.layout.title.text.endswith("without its 1,999 shortest segments")

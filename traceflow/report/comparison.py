@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
-from traceflow.report.definitions import DEFINITIONS
-from traceflow.report.grid import Column, Grid, duration, words
+from traceflow.report.grid import Grid, percents, times, words
 from traceflow.report.subject import CriticalPath
+from traceflow.report.units import unit_for
 from traceflow.result import Provenance
 
 
@@ -21,12 +22,30 @@ class Compared:
     communication: Mapping[str, Any]
 
 
+_ABSENT = "a run lacks the quantity, as its own section says, or the first has none of it"
+
+
 @dataclass(frozen=True, slots=True)
 class _Quantity:
     name: str
     values_ns: tuple[int | None, ...]
     provenance: Provenance = Provenance.MEASURED
     spread_ns: int = 0
+
+    @property
+    def difference_ns(self) -> int | None:
+        first, last = self.values_ns[0], self.values_ns[-1]
+        return None if first is None or last is None else last - first
+
+    @property
+    def change(self) -> float | None:
+        first, difference = self.values_ns[0], self.difference_ns
+        return None if not first or difference is None else difference / first
+
+    @property
+    def remark(self) -> str:
+        small = self.difference_ns is not None and 0 < abs(self.difference_ns) < self.spread_ns
+        return "within the spread of steps" if small else ""
 
 
 def comparison(runs: Sequence[tuple[str, Compared]]) -> Grid:
@@ -36,15 +55,9 @@ def comparison(runs: Sequence[tuple[str, Compared]]) -> Grid:
         runs: The runs with their titles.
     """
     rows = list(_quantities([run for _, run in runs]))
+    unit = unit_for(chain.from_iterable(row.values_ns for row in rows))
     columns = [
-        Column(
-            title,
-            tuple(_cell(row.values_ns[i]) for row in rows),
-            "What this run took.",
-            "number",
-            "unit in the cell",
-            absent="its own section says why",
-        )
+        replace(times("duration", [row.values_ns[i] for row in rows], unit=unit, absent=_ABSENT), head=title, definition="What this run took.")
         for i, (title, _) in enumerate(runs)
     ]
     return Grid(
@@ -52,7 +65,9 @@ def comparison(runs: Sequence[tuple[str, Compared]]) -> Grid:
         (
             words("quantity", [row.name for row in rows]),
             *columns,
-            Column("change", tuple(_change(row) for row in rows), DEFINITIONS["change"], "number", "unit in the cell"),
+            times("difference", [row.difference_ns for row in rows], unit=unit, absent=_ABSENT),
+            percents("change", [row.change for row in rows], absent=_ABSENT),
+            words("remark", [row.remark for row in rows]),
             words("provenance", [row.provenance.value for row in rows]),
         ),
     )
@@ -81,18 +96,3 @@ def _spread(run: Compared) -> int:
 
 def _most_exposed(run: Compared) -> int | None:
     return max((int(p["exposed_ns"]) for p in run.communication["per_participant"]), default=None)
-
-
-def _cell(ns: int | None) -> str | None:
-    return None if ns is None else duration(ns)
-
-
-def _change(row: _Quantity) -> str:
-    first, last = row.values_ns[0], row.values_ns[-1]
-    if first is None or last is None:
-        return "not available"
-    if last == first:
-        return "none"
-    ratio = f" ({(last - first) / first:+.1%})".replace("%", "\u00a0%") if first else ""
-    within = ", within the spread" if abs(last - first) < row.spread_ns else ""
-    return f"{'+' if last > first else '-'}{duration(abs(last - first))}{ratio}{within}"

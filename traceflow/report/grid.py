@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from traceflow.report.definitions import DEFINITIONS
 from traceflow.report.names import printable
-from traceflow.report.units import size_text, unit_for
+from traceflow.report.units import TimeUnit, size_text, unit_for
 from traceflow.result import Provenance
 
 
@@ -99,31 +99,24 @@ def percent(part: float) -> str:
     return "< 0.1\u00a0%" if 0 < part < 0.0005 else f"{100 * part:.1f}\u00a0%"
 
 
-def times(
-    head: str, values_ns: Sequence[int | None], *, provenance: Provenance = Provenance.MEASURED, absent: str = ""
-) -> Column:
-    """A column of durations; its definition is that of its heading."""
-    return durations({head: values_ns}, provenance=provenance, absent=absent)[0]
+def times(head: str, values_ns: Sequence[int | None], *, unit: TimeUnit | None = None, absent: str = "") -> Column:
+    """A column of durations; its definition is that of its heading.
+
+    Args:
+        head: Its heading, one of the defined words.
+        values_ns: The durations.
+        unit: Their unit; one that suits the largest where None.
+        absent: Why some are None.
+    """
+    unit = unit or unit_for(values_ns)
+    cells = tuple(None if ns is None else unit.text(ns) for ns in values_ns)
+    return Column(head, cells, DEFINITIONS[head], "number", unit.name.replace("us", "µs"), Provenance.MEASURED, absent)
 
 
-def durations(
-    columns: Mapping[str, Sequence[int | None]], *, provenance: Provenance = Provenance.MEASURED, absent: str = ""
-) -> list[Column]:
+def durations(columns: Mapping[str, Sequence[int | None]], *, absent: str = "") -> list[Column]:
     """Columns of durations that can be compared, because they have one unit."""
     unit = unit_for(chain.from_iterable(columns.values()))
-    name = unit.name.replace("us", "µs")
-    return [
-        Column(
-            head,
-            tuple(None if ns is None else unit.text(ns) for ns in values_ns),
-            DEFINITIONS[head],
-            "number",
-            name,
-            provenance,
-            absent,
-        )
-        for head, values_ns in columns.items()
-    ]
+    return [times(head, values_ns, unit=unit, absent=absent) for head, values_ns in columns.items()]
 
 
 def sizes(head: str, values_bytes: Sequence[int | None], *, absent: str = "") -> Column:

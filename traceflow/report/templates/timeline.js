@@ -58,10 +58,15 @@ function tickStep(span, pixels) {
   return power * [1, 2, 5, 10].find((m) => m * power >= rough);
 }
 
-// Lanes often differ only at their ends.
-function shortened(text, room) {
-  const tail = Math.floor(room / 2);
-  return text.length > room ? `${text.slice(0, room - tail - 1)}…${text.slice(-tail)}` : text;
+// A text cut in its middle until it fits: lanes often differ only at their ends.
+function fitted(g, text, room) {
+  let keep = text.length;
+  let short = text;
+  while (keep > 3 && g.measureText(short).width > room) {
+    keep -= 1;
+    short = `${text.slice(0, keep >> 1)}…${text.slice(text.length - (keep - (keep >> 1) - 1))}`;
+  }
+  return short;
 }
 
 class Timeline {
@@ -228,8 +233,8 @@ class Timeline {
   label(g, text, y, colour, strong) {
     g.fillStyle = colour;
     g.font = `${strong ? "600 " : ""}11px ${getComputedStyle(this.root).fontFamily}`;
-    const room = Math.floor((GUTTER - 16) / 6);
-    g.fillText(shortened(text, room), strong ? 4 : 12, y);
+    const left = strong ? 4 : 12;
+    g.fillText(fitted(g, text, GUTTER - left - 8), left, y);
   }
 
   drawRows(g, rows, y, height, colours, lane) {
