@@ -182,7 +182,7 @@ def _bare_end(at: int, stop: int) -> int:
 
 @njit(cache=True)
 def _nested_end(at: int, stop: int) -> int:
-    """Where the object or list at `at` ends."""
+    """Where the object or list at `at` ends, _INCOMPLETE for nowhere."""
     depth = 0
     while at < stop:
         word = load(at)
@@ -200,8 +200,8 @@ def _nested_end(at: int, stop: int) -> int:
             depth -= 1
         at += 1
         if depth == 0:
-            break
-    return at
+            return at
+    return _INCOMPLETE
 
 
 @njit(cache=True)
@@ -209,8 +209,7 @@ def _value_end(at: int, stop: int) -> int:
     if byte_at(at) == _QUOTE:
         end = _string_end(at + 1, stop) + 1
     elif byte_at(at) == _OPEN or byte_at(at) == _OPEN_LIST:
-        end = _nested_end(at, stop)
-        return end if end <= stop else _INCOMPLETE
+        return _nested_end(at, stop)
     else:
         end = _bare_end(at, stop)
     if end >= stop:

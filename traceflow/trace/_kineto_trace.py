@@ -50,8 +50,8 @@ A copy blocks unless its name says that it does not. The last two are those of X
 
 _POLLS = re.compile(r"(?:cuda|cu|hip)(?:Event|Stream)Query")
 _STEP = re.compile(r"ProfilerStep#(\d+)")
-_INTEGER = re.compile(r"-?\d{1,18}")
-_LARGEST_DEVICE = np.iinfo(np.int32).max
+_INTEGER = re.compile(r"-?\d{1,30}")
+_LARGEST_DEVICE, _LARGEST_STREAM = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 _LATER_THAN_2001_NS = 10**18  # since 1970; what counts from a base of its own is smaller
 _SYNC_KINDS = ("Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync")  # in the order of `SyncKind`
 
@@ -139,7 +139,9 @@ def _lane_key(owner: str, track: str, on_device: bool) -> tuple[bool, int, int] 
     """Process and thread, or device and stream; None where one is a word, as with the profiler's own lanes."""
     if not _INTEGER.fullmatch(owner) or not _INTEGER.fullmatch(track):
         return None
-    return None if on_device and int(owner) > _LARGEST_DEVICE else (on_device, int(owner), int(track))
+    key = on_device, int(owner), int(track)
+    fits = abs(key[1]) <= _LARGEST_DEVICE and abs(key[2]) <= _LARGEST_STREAM
+    return key if fits or not on_device else None
 
 
 def _numbered(values: Int64 | Int32) -> tuple[Int64, Int64]:
@@ -327,7 +329,7 @@ def _metadata(members: Mapping[str, Json]) -> Mapping[str, str]:
     return {key: str(value) for key, value in sorted(said.items()) if isinstance(value, str | int | float)}
 
 
-_NOT_METADATA = frozenset({"schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "traceName"})
+_NOT_METADATA = frozenset({"schemaVersion", "displayTimeUnit", "baseTimeNanoseconds", "traceName", "host_name"})
 
 
 def _with_flows(trace: Trace, rows: Rows, flow_lane: Int64, lanes: Lanes, first_ns: int) -> Trace:
