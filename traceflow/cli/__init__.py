@@ -22,11 +22,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from traceflow.cli.app import app
 
+    # A name from a trace may not exist in the encoding of the terminal.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a name from a trace may not exist in the terminal's encoding
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(argv, prog_name="traceflow")
     except SystemExit as end:

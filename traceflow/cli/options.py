@@ -38,9 +38,7 @@ class Options:
     """What every verb can be told."""
 
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False
-    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text; so does NO_COLOR in the environment.")] = (
-        False
-    )
+    no_color: Annotated[bool, typer.Option("--no-color", help="Plain text, as with NO_COLOR.")] = False
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False
 
 

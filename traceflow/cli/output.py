@@ -43,7 +43,7 @@ def write(text: str, output: str = STDOUT) -> None:
             sys.stdout.write(text)
             sys.stdout.flush()
         else:
-            Path(output).write_text(text, encoding="utf-8", errors="backslashreplace")
+            Path(output).write_text(text, encoding="utf-8")
     except BrokenPipeError:
         raise
     except OSError as error:
@@ -54,7 +54,7 @@ def write(text: str, output: str = STDOUT) -> None:
 
 
 def width() -> int:
-    """Characters of a line: of the terminal, else what COLUMNS says, else 80."""
+    """Characters of a line: what COLUMNS says, else those of the terminal, else 80."""
     return shutil.get_terminal_size().columns
 
 
