@@ -420,3 +420,10 @@ def test_the_figure_of_a_long_path_says_what_it_leaves_out() -> None:
     figure = path_figure(crowded(3_000).run().critical_path())
     assert sum(len(bar.x) for bar in figure.data) == 4_000
     assert figure.layout.title.text.endswith("without its 1,999 shortest segments")
+
+
+def test_names_of_templates_keep_their_arguments_in_a_figure() -> None:
+    builder = Builder()
+    builder.event(builder.lane(0, "stream 7", 0), 0, 10, "gemm<float, 128>", Kind.COMPUTE)
+    (bar,) = path_figure(builder.run().critical_path()).data
+    assert bar.customdata[0][0] == "gemm&lt;float, 128&gt;"

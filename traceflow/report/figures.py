@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from html import escape
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -68,14 +69,19 @@ def _bars(segments: Segments, rows: Rows, kind: str) -> go.Bar:
         base=(segments.start_ns[rows] - segments.start_ns[0]) / 1e6,
         x=segments.duration_ns[rows] / 1e6,
         marker={"color": COLOURS[kind], "line": {"width": 0}},
-        customdata=[[printable(segments.name[row], 100), segments.edge[row] or "start of the window"] for row in rows],
+        customdata=[[_shown(segments.name[row], 100), segments.edge[row] or "start of the window"] for row in rows],
         hovertemplate="<b>%{customdata[0]}</b><br>%{x:.6~g} ms, from %{base:.6~g} ms<br>reached by: %{customdata[1]}",
     )
 
 
 def _place(segments: Segments, row: int) -> str:
     who = participant(int(segments.rank[row]), int(segments.device[row]))
-    return f"{who}, {printable(segments.lane[row], 30)}"
+    return f"{who}, {_shown(segments.lane[row], 30)}"
+
+
+def _shown(name: str, limit: int) -> str:
+    """A name as plotly shows it: it takes angle brackets for markup, and drops the arguments of templates."""
+    return escape(printable(name, limit), quote=False)
 
 
 def _places(segments: Segments) -> list[str]:

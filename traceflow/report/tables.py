@@ -15,7 +15,7 @@ from rich.text import Text
 from traceflow.report.names import printable
 
 if TYPE_CHECKING:
-    from rich.console import ConsoleOptions, RenderableType
+    from rich.console import ConsoleOptions, JustifyMethod, RenderableType
 
 _RULED = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 _GAP = 2  # between columns: one of padding, one that the box adds
@@ -41,9 +41,9 @@ class Rows:
         taken = sum(max(map(len, column)) + _GAP for column in list(zip(*cells, strict=True))[:-1])
         room = max(options.max_width - taken, _NARROWEST)
         table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
-        for heading in self.headings[:-1]:
-            table.add_column(Text(heading), justify="left" if heading in _WORDS else "right", no_wrap=True)
-        table.add_column(Text(self.headings[-1]), justify="left" if self.headings[-1] in _WORDS else "right", no_wrap=True, max_width=room)
+        for heading, limit in zip(self.headings, [*[None] * (len(self.headings) - 1), room], strict=True):
+            justify: JustifyMethod = "left" if heading in _WORDS else "right"
+            table.add_column(Text(heading), justify=justify, no_wrap=True, max_width=limit)
         for *row, name in cells[1:]:
             table.add_row(*map(Text, row), Text(printable(name, room)))
         yield table

@@ -17,7 +17,7 @@ from traceflow.graph import NO_LANE, DependencyGraph, EdgeKind, SliceKind
 from traceflow.report.names import printable
 from traceflow.report.subject import Segments
 from traceflow.result import Json
-from traceflow.trace.model import ABSENT, Bool, Int64, LaneKind, Lanes, Marks, Rows, Trace
+from traceflow.trace.model import ABSENT, Bool, Int64, Lanes, Marks, Rows, Trace
 
 KINDS = ("compute", "transfer", "communication", "copy", "host", "blocked", "wait", "launch", "idle")
 """What a row can be; the first seven are slices, in the order of `SliceKind`."""
@@ -167,17 +167,19 @@ def _lane_columns(
     lanes: list[Json] = []
     for number in shown.tolist():
         low, high = np.searchsorted(lane, [number, number + 1])
-        row: dict[str, Json] = {"group": group_of(trace.lanes, number), "label": _label(trace.lanes, number)}
+        row: dict[str, Json] = {
+            "group": group_of(trace.lanes, number),
+            "label": _label(trace.lanes.name[number], on_device=trace.lanes.device[number] != ABSENT),
+        }
         row |= {name: _deltas(c[low:high]) if name == "start" else c[low:high].tolist() for name, c in columns.items()}
         lanes.append(row)
     return lanes
 
 
-def _label(lanes: Lanes, lane: int) -> str:
+def _label(name: str, *, on_device: bool) -> str:
     """A lane's name, with what it is where the name is only a number."""
-    name = printable(lanes.name[lane], 60)
-    what = "stream" if lanes.kind[lane] == LaneKind.STREAM else "thread"
-    return f"{what} {name}" if name.isdecimal() else name
+    what = "stream" if on_device else "thread"
+    return f"{what} {name}" if name.isdecimal() else printable(name, 60)
 
 
 def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, names: _Names) -> dict[str, Rows]:
@@ -219,7 +221,9 @@ def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Na
         "kind": _most_time(block, kind, segments.duration_ns).tolist(),
         "count": np.diff(np.append(first, len(segments))).tolist(),
         "place": [place[w] for w in where],
-        "places": [f"{participant(rank, device)}, {printable(lane, 60)}" for rank, device, lane in place],
+        "places": [
+            f"{participant(rank, device)}, {_label(lane, on_device=device != ABSENT)}" for rank, device, lane in place
+        ],
         "edge": list(segments.edge[longest]),
     }
 

@@ -18,14 +18,23 @@
     });
   }
 
+  const page = document.documentElement;
   const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const theme = () => page.dataset.theme || (dark.matches ? "dark" : "light");
+  const paint = (name) => {
+    page.dataset.theme = name;
+    redraw();
+  };
   const toggle = document.getElementById("theme");
   toggle.hidden = false;
-  toggle.addEventListener("click", () => {
-    const now = document.documentElement.dataset.theme || (dark.matches ? "dark" : "light");
-    document.documentElement.dataset.theme = now === "dark" ? "light" : "dark";
-    redraw();
-  });
+  toggle.addEventListener("click", () => paint(theme() === "dark" ? "light" : "dark"));
   dark.addEventListener("change", redraw);
-  window.addEventListener("beforeprint", redraw);
+
+  // Paper is white.
+  let onScreen = "";
+  window.addEventListener("beforeprint", () => {
+    onScreen = theme();
+    paint("light");
+  });
+  window.addEventListener("afterprint", () => paint(onScreen));
 })();

@@ -82,6 +82,7 @@ class Timeline {
     this.body = root.querySelector("canvas.body");
     this.tip = root.querySelector(".bubble");
     this.live = root.querySelector(".live");
+    this.small = `10.5px ${getComputedStyle(root).fontFamily}`;
     this.view = { from: 0, to: this.duration };
     this.hover = null; // what the pointer is on: {rows, i, lane}
     this.cursor = null; // instant under the pointer
@@ -169,6 +170,8 @@ class Timeline {
     g.fillStyle = colours.paper;
     g.fillRect(0, 0, this.width, canvas.height);
     g.textBaseline = "middle";
+    g.font = this.small;
+    this.letter = g.measureText("abcdefghijklmnopqrstuvwxyz__").width / 28 + 0.4; // of a caption, on average
     g.font = `11px ${getComputedStyle(this.root).fontFamily}`;
     return g;
   }
@@ -283,10 +286,10 @@ class Timeline {
   }
 
   caption(g, rows, i, left, wide, y, colours) {
-    const room = Math.floor((wide - 8) / 6);
-    const name = this.names[rows.name[i]];
+    g.font = this.small;
     g.fillStyle = colours.on[rows.kind[i]];
-    g.font = `10.5px ${getComputedStyle(this.root).fontFamily}`;
+    const room = Math.floor((wide - 8) / this.letter);
+    const name = this.names[rows.name[i]];
     g.fillText(name.length > room ? `${name.slice(0, Math.max(0, room - 1))}…` : name, Math.max(left, GUTTER) + 4, y + 0.5);
   }
 
@@ -398,6 +401,7 @@ class Timeline {
       canvas.addEventListener("dblclick", (event) => this.onDouble(event, canvas));
       canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     }
+    window.addEventListener("scroll", () => this.show(null), { passive: true, capture: true });
     this.root.addEventListener("keydown", (event) => this.onKey(event));
     for (const button of this.root.querySelectorAll("button[data-do]")) {
       button.addEventListener("click", () => this.act(button.dataset.do));
