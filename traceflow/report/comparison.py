@@ -57,7 +57,11 @@ def comparison(runs: Sequence[tuple[str, Compared]]) -> Grid:
     rows = list(_quantities([run for _, run in runs]))
     unit = unit_for(chain.from_iterable(row.values_ns for row in rows))
     columns = [
-        replace(times("duration", [row.values_ns[i] for row in rows], unit=unit, absent=_ABSENT), head=title, definition="What this run took.")
+        replace(
+            times("duration", [row.values_ns[i] for row in rows], unit=unit, absent=_ABSENT),
+            head=title,
+            definition="What this run took.",
+        )
         for i, (title, _) in enumerate(runs)
     ]
     return Grid(
