@@ -15,6 +15,7 @@ from traceflow.capture import Devices
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _HOST_TRACER_LEVEL = 2
+_STEP = "traceflow.step"
 
 
 class JaxProfiler:
@@ -24,6 +25,15 @@ class JaxProfiler:
         self._hlo = hlo
         self._compilations = 0
         self._compile_ns = 0
+
+    def open(self) -> None:
+        """Count what JAX compiles from now on, until `close`."""
+        import jax
+
+        jax.monitoring.register_event_duration_secs_listener(self._note_compilation)
+
+    def prepare(self) -> None:
+        """Nothing to do: this profiler needs no warm-up of its own."""
 
     def start(self, folder: Path) -> None:
         """Start tracing; `stop` writes the trace into `folder` as a TensorBoard log directory."""
@@ -44,11 +54,19 @@ class JaxProfiler:
         finally:
             jax.profiler.stop_trace()
 
-    def step(self, name: str, number: int) -> AbstractContextManager[object]:
+    def close(self) -> None:
+        """Stop counting compilations."""
+        import jax
+
+        # Whoever clears all listeners has removed this one too, which JAX takes for a mistake.
+        with suppress(AssertionError, ValueError):
+            jax.monitoring.unregister_event_duration_listener(self._note_compilation)
+
+    def step(self, number: int) -> AbstractContextManager[object]:
         """Annotate what is launched inside as one step."""
         import jax
 
-        return jax.profiler.StepTraceAnnotation(name, step_num=number)
+        return jax.profiler.StepTraceAnnotation(_STEP, step_num=number)
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Annotate what the host does inside."""
@@ -77,19 +95,8 @@ class JaxProfiler:
 
         return jax.device_get(tree)
 
-    def watch_compilations(self) -> None:
-        """Count what JAX compiles from now on, until `ignore_compilations`."""
-        import jax
-
-        jax.monitoring.register_event_duration_secs_listener(self._note_compilation)
-
-    def ignore_compilations(self) -> None:
-        """Stop counting."""
-        import jax
-
-        # Whoever clears all listeners has removed this one too, which JAX takes for a mistake.
-        with suppress(AssertionError, ValueError):
-            jax.monitoring.unregister_event_duration_listener(self._note_compilation)
+    def model(self, _model: Any) -> None:
+        """Nothing to keep: the programs say how each of their parameters is sharded."""
 
     def compilations(self) -> tuple[int, int]:
         """How many programs were compiled while watching, and the nanoseconds it took."""
@@ -116,6 +123,9 @@ class JaxProfiler:
         import jax
 
         return jax.process_index(), jax.process_count()
+
+    def shared(self, _path: Path, _folder: Path) -> None:
+        """Each process writes a capture of its own."""
 
 
 def _live_arrays() -> list[Any]:

@@ -9,18 +9,21 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 import numpy as np
 import pytest
 
+from traceflow import recording
 from traceflow.capture import Capture, Manifest
 from traceflow.collectors.jax_profiler import JaxProfiler
 from traceflow.errors import TraceflowError
-from traceflow.recording import Recorder, record
+from traceflow.recording import Recorder
 
 jax = pytest.importorskip("jax", reason="recording needs JAX")
+record = partial(recording.record, framework="jax")  # other tests may have imported PyTorch, too
 
 
 @pytest.fixture(scope="module")
@@ -393,7 +396,7 @@ def test_a_killed_program_leaves_nothing_under_the_name(tmp_path: Path) -> None:
     script = (
         "import signal, sys\n"
         "from traceflow.recording import record\n"
-        "with record(sys.argv[1]) as recorder:\n"
+        "with record(sys.argv[1], framework='jax') as recorder:\n"
         "    for _ in range(3):\n"
         "        with recorder.step(): pass\n"
         "    print('recording', flush=True)\n"
@@ -417,7 +420,7 @@ def test_a_warning_reaches_stderr_as_one_line(tmp_path: Path) -> None:
     script = (
         "import sys\n"
         "from traceflow.recording import record\n"
-        "with record(sys.argv[1]) as recorder:\n"
+        "with record(sys.argv[1], framework='jax') as recorder:\n"
         "    with recorder.step(): pass\n"
     )
     command = [sys.executable, "-c", script, str(tmp_path / "a")]

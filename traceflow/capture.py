@@ -1,17 +1,21 @@
 """The capture: what one recording leaves on disk.
 
 A capture is a folder, and the same folder is an ordinary TensorBoard/XProf log directory: the traces lie in
-`plugins/profile/<run>/`, and `manifest.json` says who recorded what, how, and when each step ended. The manifest
-is optional: any folder of traces opens as a capture.
+`plugins/profile/<run>/` (JAX) or in `torch/` (PyTorch), and `manifest.json` says who recorded what, how, and when
+each step ended. The manifest is optional: any folder of traces opens as a capture.
 
 While it is being written a capture is called `<path>.incomplete-<pid>`. It takes its own name in one rename, once
 everything in it is complete; what a killed or failed run leaves behind therefore never looks like a capture.
+
+Processes that record together write into one such folder, each with a manifest of its own,
+`manifest.rankNNNNN.json`. The last of them to complete gathers these in `manifest.json` and publishes the capture.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -23,6 +27,8 @@ from traceflow.errors import TraceflowError
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+_OF_RANK = "manifest.rank*.json"
+_CLAIM = ".publishing"
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -37,7 +43,8 @@ class Options(msgspec.Struct, frozen=True):
 
     warmup: int  # steps that ran before the profiler started
     steps: int | None  # steps to record; None: all
-    hlo: bool  # whether the compiled programs are stored with the trace
+    hlo: bool  # JAX: whether the compiled programs are stored with the trace
+    memory: bool = False  # PyTorch: whether every allocation is recorded
 
 
 class Devices(msgspec.Struct, frozen=True):
@@ -71,7 +78,7 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a capture without opening its traces."""
+    """What is known of a capture without opening its traces: what one process says, and its peers."""
 
     schema_version: int = SCHEMA_VERSION
     traceflow_version: str
@@ -85,6 +92,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     warmup: tuple[StepRecord, ...]  # steps outside the trace
     steps: tuple[StepRecord, ...]  # steps inside the trace
+    peers: tuple[Manifest, ...] = ()  # of the other processes that recorded, in order of rank
 
 
 @dataclass(frozen=True)
@@ -121,12 +129,17 @@ class Capture:
 def read_manifest(folder: Path) -> Manifest | None:
     """Read the manifest of a capture, or None where the folder has none.
 
+    In a folder that several processes still write to, or left incomplete, it is gathered from theirs.
+
     Raises:
         TraceflowError: TF103 when the manifest is damaged, TF107 when it is of a later schema.
     """
-    file = folder / MANIFEST
-    if not file.is_file():
-        return None
+    if (folder / MANIFEST).is_file():
+        return _decoded(folder / MANIFEST)
+    return _gathered([_decoded(file) for file in sorted(folder.glob(_OF_RANK))])
+
+
+def _decoded(file: Path) -> Manifest:
     content = file.read_bytes()
     try:
         schema_version = msgspec.json.decode(content, type=_Versioned).schema_version
@@ -136,6 +149,19 @@ def read_manifest(folder: Path) -> Manifest | None:
         raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error
     why = f"its schema version {schema_version} is later than {SCHEMA_VERSION}"
     raise TraceflowError("TF107", f"cannot read {file}", why, "update traceflow")
+
+
+def _gathered(manifests: list[Manifest]) -> Manifest | None:
+    """What several processes say, as the manifest of the first: complete when all are."""
+    if not manifests:
+        return None
+    problems = [f"rank {manifest.process.rank}: {manifest.problem}" for manifest in manifests if manifest.problem]
+    return msgspec.structs.replace(
+        manifests[0],
+        complete=all(manifest.complete for manifest in manifests),
+        problem=problems[0] if problems else None,
+        peers=tuple(manifests[1:]),
+    )
 
 
 class _Versioned(msgspec.Struct):
@@ -159,11 +185,80 @@ def reserve(path: Path, *, force: bool) -> Path:
     return folder
 
 
+def join(folder: Path, shared: Path) -> Path:
+    """Give up a folder that was reserved, and holds no more than a manifest, for one that several processes share."""
+    if folder != shared:
+        (folder / MANIFEST).unlink()
+        folder.rmdir()
+    return shared
+
+
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the manifest into `folder`, replacing the one there in one step."""
-    draft = folder / f".{MANIFEST}"
+    """Write what one process says into `folder`, replacing what it said before in one step."""
+    process = manifest.process
+    if process.rank is None or process.world_size in {None, 1}:
+        _write(folder / MANIFEST, manifest)
+    else:
+        _write(folder / f"manifest.rank{process.rank:05d}.json", manifest)
+        (folder / MANIFEST).unlink(missing_ok=True)  # it was of this process alone, or gathered too early
+
+
+def _write(file: Path, manifest: Manifest) -> None:
+    draft = file.with_name(f".{file.name}")
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
-    draft.replace(folder / MANIFEST)
+    draft.replace(file)
+
+
+def publish_complete(folder: Path, path: Path, *, force: bool) -> None:
+    """Publish the capture in `folder`, once all processes that write to it have completed theirs.
+
+    Each process calls this when its own manifest is complete. The last of them publishes.
+
+    Raises:
+        TraceflowError: TF110 when `path` was taken meanwhile.
+    """
+    manifest = _read_beside_others(folder)
+    if manifest is None or not manifest.complete or not _claimed(folder):
+        return
+    _write(folder / MANIFEST, manifest)
+    publish(folder, path, force=force)
+    for file in (path / _CLAIM, *path.glob(_OF_RANK)):
+        file.unlink()
+
+
+def _claimed(folder: Path) -> bool:
+    """Whether this process is the one to publish: several may find at once that all is complete."""
+    try:
+        (folder / _CLAIM).touch(exist_ok=False)
+    except (FileExistsError, FileNotFoundError):
+        return False
+    return True
+
+
+def _read_beside_others(folder: Path) -> Manifest | None:
+    """The manifest, None where another process has just published it."""
+    try:
+        return read_manifest(folder)
+    except FileNotFoundError:
+        return None
+
+
+def wait_until_published(folder: Path, *, patience_s: float) -> str | None:
+    """Wait for the other processes that write to `folder`.
+
+    Returns:
+        None when the capture was published, else what keeps it from that.
+    """
+    deadline, pause_s = time.monotonic() + patience_s, 0.01
+    while folder.exists():
+        manifest = _read_beside_others(folder)
+        if manifest is not None and manifest.problem is not None:
+            return manifest.problem
+        if time.monotonic() > deadline:
+            return f"not every process has ended its recording within {patience_s:g} s"
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, 1)
+    return None
 
 
 def publish(folder: Path, path: Path, *, force: bool) -> None:

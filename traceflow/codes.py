@@ -91,9 +91,9 @@ _ALL = (
     ),
     Code(
         "TF113",
-        "JAX is not installed",
-        "Recording a JAX program needs JAX; reading and explaining a trace does not.",
-        "Install the extra: pip install 'traceflow-ml[jax]'.",
+        "framework not installed",
+        "Recording needs the framework that computes, JAX or PyTorch; reading and explaining a trace does not.",
+        "Install the extra: pip install 'traceflow-ml[jax]' or 'traceflow-ml[torch]'.",
     ),
     Code(
         "TF114",
@@ -106,6 +106,12 @@ _ALL = (
         "recording failed",
         "The profiler could not start, or ended without a trace.",
         "Only one profiler can be active in a process: end the other one first.",
+    ),
+    Code(
+        "TF116",
+        "framework not known",
+        "JAX and PyTorch are both there, and nothing tells which of them computes: no step gave one of their arrays.",
+        "Pass framework='jax' or framework='torch' to record, or give an array to step.ready in the warm-up.",
     ),
     # TF2xx, findings
     Code(
@@ -204,6 +210,12 @@ _ALL = (
         "nesting repaired",
         "Events on one thread overlapped without nesting; the inner ones were cut to fit.",
         "Harmless in small numbers; many mean that two threads share one number in the trace.",
+    ),
+    Code(
+        "TF310",
+        "calls of gloo without a group",
+        "gloo writes no process group into its trace, and the flight recorder's dump does not tell that of these calls.",
+        "Record fewer steps, or set TORCH_FR_BUFFER_SIZE to more than the collectives of the recording.",
     ),
     # TF9xx, traceflow itself
     Code(

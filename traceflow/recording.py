@@ -3,11 +3,12 @@
 A step has three endpoints, which are three different times: its calls *returned* to Python, its results were
 *ready* on the devices, and they were *fetched* to the host. Frameworks that dispatch asynchronously return long
 before the work is done, so a step waits for its results before it ends, and says in the trace where it did.
+
+All processes of a distributed PyTorch program that record to one path make one capture together.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import socket
@@ -20,52 +21,82 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from traceflow.capture import Clock, Manifest, Options, Process, StepRecord, publish, reserve, write_manifest
+from traceflow.capture import (
+    Clock,
+    Manifest,
+    Options,
+    Process,
+    StepRecord,
+    join,
+    publish_complete,
+    reserve,
+    wait_until_published,
+    write_manifest,
+)
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
-    from traceflow.collectors.jax_profiler import JaxProfiler
+    from traceflow.collectors.collector import Collector
+    from traceflow.collectors.frameworks import Framework
 
-STEP = "traceflow.step"
 CALL = "traceflow.call"  # from the start of the step until the user's calls have returned
 READY = "traceflow.ready"  # the host waits for the devices
 FETCH = "traceflow.fetch"  # results are copied to the host
 
 _log = logging.getLogger("traceflow")
 _Tree = TypeVar("_Tree")
+_PATIENCE_S = 60  # how long a process that has ended its recording waits for the others
 
 # What profilers raise when they cannot start, wait or write. It must never reach the program that is measured.
-_FAILURES = (RuntimeError, ValueError, TypeError, AttributeError, ImportError, OSError, TraceflowError)
+_FAILURES = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    TraceflowError,
+    TypeError,
+    ValueError,
+)
 
 
 def record(
     path: str | os.PathLike[str],
     *,
+    framework: Framework | None = None,
     force: bool = False,
     warmup: int = 1,
     steps: int | None = None,
     hlo: bool = True,
+    memory: bool = False,
 ) -> Recorder:
-    """Record the steps of a JAX program into the capture `path`.
+    """Record the steps of a JAX or PyTorch program into the capture `path`.
 
     The first `warmup` steps run before the profiler starts, so that compilation and warm-up stay out of the trace.
     With `TRACEFLOW=0` in the environment nothing is recorded and a step costs next to nothing. A profiler that
     fails is reported once through the logger `traceflow`, and the program goes on; an error of the program itself
     passes through unchanged. Both leave `<path>.incomplete-<pid>` instead of a capture.
 
+    In a distributed PyTorch program every process calls this with the same path. The capture is complete when all
+    of those that began to trace have ended; a process that ends earlier waits for the others when it leaves.
+
     Args:
         path: Folder to make; complete only when the recording ended well.
+        framework: What computes, `jax` or `torch`. None takes the one that is imported; with both imported, the one
+            whose arrays a step of the warm-up gives to `ready` or `fetch`.
         force: Replace the capture at `path`, if there is one.
-        warmup: Steps before the profiler starts.
+        warmup: Steps before the profiler starts. PyTorch on a GPU needs one, during which its profiler warms up.
         steps: Steps to record; then the capture is closed and further steps are free. None records until the end.
-        hlo: Store the compiled programs with the trace, which explaining it needs.
+        hlo: JAX: store the compiled programs with the trace, which explaining it needs.
+        memory: PyTorch: record every allocation.
 
     Returns:
         A context manager with `step()`.
 
     Raises:
-        TraceflowError: TF110 when `path` is taken (on entering), TF113 when JAX is not installed.
-        ValueError: when no step could be recorded.
+        TraceflowError: TF110 when `path` is taken (on entering), TF113 when the framework is not installed, TF116
+            when it cannot be told without a warm-up.
+        ValueError: when no step could be recorded, or the framework is an unknown one.
 
     Example::
 
@@ -80,12 +111,14 @@ def record(
         raise ValueError(message)
     if os.environ.get("TRACEFLOW") == "0":
         return Recorder()
-    if importlib.util.find_spec("jax") is None:
-        raise TraceflowError("TF113", "cannot record", "JAX is not installed", "pip install 'traceflow-ml[jax]'")
-    from traceflow.collectors.jax_profiler import JaxProfiler
+    from traceflow.collectors.frameworks import collector_for, framework_in_use, unknown_framework
 
-    options = Options(warmup, steps, hlo)
-    return _Recording(Path(path).resolve(), options, JaxProfiler(hlo=hlo), force=force)
+    options = Options(warmup, steps, hlo, memory)
+    framework = framework or framework_in_use()
+    if framework is None and warmup == 0:
+        raise unknown_framework()
+    collector = None if framework is None else collector_for(framework, options)
+    return _Recording(Path(path).resolve(), options, collector, force=force)
 
 
 class Recorder:
@@ -102,6 +135,14 @@ class Recorder:
     def step(self) -> Step:
         """A context for the next step of the loop; free where nothing is recorded."""
         return _FREE_STEP
+
+    def model(self, model: _Tree) -> _Tree:
+        """Tell the model, so that the capture says how its parameters are placed (PyTorch: the DTensors).
+
+        Returns:
+            `model`, unchanged.
+        """
+        return model
 
 
 class Step:
@@ -131,9 +172,9 @@ class Step:
         Returns:
             `tree` with numpy arrays in place of device arrays.
         """
-        from traceflow.collectors.jax_profiler import JaxProfiler
+        from traceflow.collectors.frameworks import fetched
 
-        return JaxProfiler.fetch(tree)
+        return fetched(tree)
 
 
 _FREE_STEP = Step()
@@ -142,16 +183,17 @@ _FREE_STEP = Step()
 class _Recording(Recorder):
     """Warm-up, then tracing, then closed; a failure of the profiler closes it early."""
 
-    def __init__(self, path: Path, options: Options, collector: JaxProfiler, *, force: bool) -> None:
+    def __init__(self, path: Path, options: Options, collector: Collector | None, *, force: bool) -> None:
         self._path = path
         self._options = options
         self._collector = collector
         self._force = force
-        self._open = self._tracing = False
+        self._open = self._warm = self._tracing = False
         self._next_step = 0
         self._warmup: list[StepRecord] = []
         self._steps: list[StepRecord] = []
         self._problem: str | None = None
+        self._told = False
 
     def __enter__(self) -> Self:
         self._folder = reserve(self._path, force=self._force)
@@ -159,7 +201,8 @@ class _Recording(Recorder):
         self._clock = Clock(time.time_ns(), time.perf_counter_ns())
         with self.survive("the manifest could not be written"):
             write_manifest(self._folder, self._manifest(complete=False))
-        self._collector.watch_compilations()
+        if self._collector is not None:
+            self._use(self._collector)
         self._open = True
         return self
 
@@ -169,7 +212,32 @@ class _Recording(Recorder):
         number, self._next_step = self._next_step, self._next_step + 1
         if number >= self._options.warmup and not self._tracing and not self._start():
             return _FREE_STEP
+        if self._collector is None:
+            return _UndecidedStep(self)
+        if number == self._options.warmup - 1:
+            with self.survive("the profiler could not warm up"):
+                self._collector.prepare()
         return _MeasuredStep(self, self._collector, number)
+
+    def model(self, model: _Tree) -> _Tree:
+        self.decide(model)
+        if self._open and self._collector is not None:
+            with self.survive("the placements of the model could not be read"):
+                self._collector.model(model)
+        return model
+
+    def decide(self, tree: object) -> None:
+        """Record the framework of `tree`, where it was not known before."""
+        from traceflow.collectors.frameworks import collector_for, framework_of
+
+        framework = framework_of(tree) if self._open and self._collector is None else None
+        if framework is not None:
+            self._use(collector_for(framework, self._options))
+
+    def _use(self, collector: Collector) -> None:
+        self._collector = collector
+        with self.survive("compilations could not be watched"):
+            collector.open()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -177,6 +245,10 @@ class _Recording(Recorder):
         if kind is not None:
             self.spoil(f"the program raised {kind.__name__}")
         self._close()
+        if self._problem is None:
+            with self.survive("the other processes could not be awaited"):
+                self._problem = wait_until_published(self._folder, patience_s=_PATIENCE_S)
+        self._tell()
 
     def spoil(self, problem: str) -> None:
         """Keep the capture from being called complete. The first problem is the one that is told."""
@@ -189,7 +261,7 @@ class _Recording(Recorder):
             yield
         except _FAILURES as error:
             reason = str(error).partition("\n")[0]
-            self.spoil(f"{what}: {type(error).__name__}: {reason}")
+            self.spoil(reason if isinstance(error, TraceflowError) else f"{what}: {type(error).__name__}: {reason}")
 
     def finish(self, record: StepRecord) -> None:
         """Take in the record of a step that ended well."""
@@ -198,40 +270,62 @@ class _Recording(Recorder):
             self._close()
 
     def _start(self) -> bool:
+        self._warm = True
         with self.survive("the profiler did not start"):
-            self._collector.start(self._folder)
+            collector = self._known_collector()
+            shared = collector.shared(self._path, self._folder)
+            if shared is not None:
+                self._folder = join(self._folder, shared)
+                write_manifest(self._folder, self._manifest(complete=False))
+            collector.start(self._folder)
             self._tracing = True
             return True
         self._close()
         return False
 
+    def _known_collector(self) -> Collector:
+        from traceflow.collectors.frameworks import unknown_framework
+
+        if self._collector is None:
+            raise unknown_framework()
+        return self._collector
+
     def _close(self) -> None:
         if not self._open:
             return
         self._open = False
-        self._collector.ignore_compilations()
-        if self._tracing:
+        if self._collector is not None:
             with self.survive("the profiler did not stop"):
-                self._collector.stop()
+                if self._tracing:
+                    self._collector.stop()
+            with self.survive("the profiler could not be released"):
+                self._collector.close()
         if not self._steps:
-            self.spoil(f"no step was recorded after {len(self._warmup)} of warm-up")
+            self.spoil(f"no step was recorded after {min(self._next_step, self._options.warmup)} of warm-up")
         self._complete()
-        if self._problem is not None:
-            left = f"what was recorded lies in {self._folder.name}"
-            _log.warning("%s", TraceflowError("TF115", f"cannot record {self._path}", self._problem, left))
+        self._tell()
+
+    def _tell(self) -> None:
+        """Say what keeps the capture from being complete, once."""
+        if self._problem is None or self._told:
+            return
+        self._told = True
+        left = f"what was recorded lies in {self._folder.name}"
+        _log.warning("%s", TraceflowError("TF115", f"cannot record {self._path}", self._problem, left))
 
     def _complete(self) -> None:
         if self._problem is None:
             with self.survive("the capture could not be completed"):
                 write_manifest(self._folder, self._manifest(complete=True))
-                publish(self._folder, self._path, force=self._force)
+                publish_complete(self._folder, self._path, force=self._force)
                 return
         with self.survive("the manifest could not be written"):
             write_manifest(self._folder, self._manifest(complete=False))
 
     def _manifest(self, *, complete: bool) -> Manifest:
-        # Before tracing the framework may not have chosen its devices yet, and asking would choose for it.
-        rank, world_size = self._collector.rank() if self._tracing else (None, None)
+        # During warm-up the framework may not have chosen its devices yet, and asking would choose for it.
+        known = self._collector if self._warm else None
+        rank, world_size = known.rank() if known is not None else (None, None)
         return Manifest(
             traceflow_version=version("traceflow-ml"),
             created=self._created,
@@ -239,12 +333,28 @@ class _Recording(Recorder):
             problem=self._problem,
             process=Process(socket.gethostname(), os.getpid(), rank, world_size),
             clock=self._clock,
-            frameworks=self._collector.versions(),
-            devices=self._collector.devices() if self._tracing else None,
+            frameworks=self._collector.versions() if self._collector is not None else {},
+            devices=known.devices() if known is not None else None,
             options=self._options,
             warmup=tuple(self._warmup),
             steps=tuple(self._steps),
         )
+
+
+class _UndecidedStep(Step):
+    """A step of the warm-up before the framework is known; what it is told decides."""
+
+    __slots__ = ("_recording",)
+
+    def __init__(self, recording: _Recording) -> None:
+        self._recording = recording
+
+    def ready(self, tree: _Tree) -> _Tree:
+        self._recording.decide(tree)
+        return tree
+
+    def fetch(self, tree: Any) -> Any:
+        return super().fetch(self.ready(tree))
 
 
 class _MeasuredStep(Step):
@@ -264,7 +374,7 @@ class _MeasuredStep(Step):
         "_trees",
     )
 
-    def __init__(self, recording: _Recording, collector: JaxProfiler, number: int) -> None:
+    def __init__(self, recording: _Recording, collector: Collector, number: int) -> None:
         self._recording = recording
         self._collector = collector
         self._number = number
@@ -277,7 +387,7 @@ class _MeasuredStep(Step):
         self._compiled = self._collector.compilations()
         self._span, self._call = ExitStack(), ExitStack()
         self._start_ns = time.time_ns()
-        self._span.enter_context(self._collector.step(STEP, self._number))
+        self._span.enter_context(self._collector.step(self._number))
         self._call.enter_context(self._collector.span(CALL))
         return self
 

@@ -1,0 +1,45 @@
+"""PyTorch's flight recorder: which collectives a process issued, on which group, and in which order.
+
+Backends without arguments of their own in the trace, such as gloo, can be understood with it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from traceflow.result import Json
+
+Groups = dict[str, dict[str, Json]]
+
+
+def process_groups() -> Groups:
+    """The groups that this process is in, by name; empty where there are none.
+
+    They are spelled as the recorder spells those of NCCL: name, description, and the ranks as text.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return {}
+    listed: list[dict[str, Any]] = dist.distributed_c10d._get_all_pg_configs()  # noqa: SLF001  # nothing public lists them
+    return {
+        group["pg_name"]: {"name": group["pg_name"], "desc": group["pg_desc"], "ranks": str(group["ranks"])}
+        for group in listed
+    }
+
+
+def flight_recording(groups: Groups) -> dict[str, Json] | None:
+    """What the recorder holds, with `groups` as its process groups; None where it holds nothing.
+
+    Source: the recorder's format as JSON, version 2.10. The recorder itself knows the groups of NCCL only.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return None
+    from torch._C import _distributed_c10d
+
+    dump = vars(_distributed_c10d).get("_dump_fr_trace_json")  # nothing public gives it
+    held: dict[str, Json] = json.loads(dump()) if dump is not None else {}
+    return {**held, "pg_config": dict(groups)} if held.get("entries") else None
