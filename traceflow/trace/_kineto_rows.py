@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from functools import partial
-from itertools import chain
+from io import BufferedReader
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +22,8 @@ if TYPE_CHECKING:
     from traceflow.trace.model import Bool, Int8, Int32, Int64
 
 _PIECE = 1 << 20  # bytes read at a time; what is in work then stays in the caches
-_BATCH = 4096  # events noted at a time
+_TEXTS_PER_EVENT = 9  # name, process, thread, and six of a collective
+_BATCH = 8192  # events noted at a time
 _PACKED = 1024  # bytes of a gzip file inflated at a time: of a damaged one, the piece with the damage is lost
 
 
@@ -108,45 +108,56 @@ class Rows:
 
 def read_rows(path: Path) -> Rows:
     """Read a Kineto file in pieces, packed by gzip or not."""
-    problems: list[str] = []
-    collector = _Collector()
-    rest, fresh = b"", list[bytes]()
-    for piece in chain(_pieces(path, problems), (b"",)):
-        fresh.append(piece)
-        if piece and sum(map(len, fresh)) < len(rest):
-            continue  # one item is larger than a piece: look again when there is twice as much
-        rest = collector.feed(b"".join((rest, *fresh, bytes(t.PADDING))), final=not piece)
-        fresh.clear()
-    return collector.rows(rest, problems[0] if problems else None)
-
-
-def _pieces(path: Path, problems: list[str]) -> Iterator[bytes]:
+    collector, buffer, held = _Collector(), bytearray(_PIECE), 0
     with path.open("rb") as file:
-        if file.peek(2)[:2] == b"\x1f\x8b":
-            yield from _inflated(file, problems)
-        else:
-            yield from iter(partial(file.read, _PIECE), b"")
+        packed = _Inflated(file) if file.peek(2)[:2] == b"\x1f\x8b" else None
+        source = packed or file
+        while True:
+            if held + t.PADDING > len(buffer) // 2:  # one item fills half of it
+                buffer.extend(bytes(len(buffer) + t.PADDING))
+            count = source.readinto(memoryview(buffer)[held : -t.PADDING])
+            end = held + count
+            buffer[end : end + t.PADDING] = bytes(t.PADDING)
+            used = collector.feed(np.frombuffer(buffer, np.uint8, end + t.PADDING), final=count == 0)
+            held = end - used
+            if count == 0:
+                break
+            buffer[:held] = buffer[used:end]
+    return collector.rows(bytes(buffer[used:end]), packed.problem if packed else None)
 
 
-def _inflated(file: IO[bytes], problems: list[str]) -> Iterator[bytes]:
-    inflater = zlib.decompressobj(wbits=31)
-    ready = bytearray()
-    try:
-        for packed in iter(partial(file.read, _PACKED), b""):
-            ready += inflater.decompress(packed)
-            while inflater.eof and (unused := inflater.unused_data.lstrip(b"\0")):
-                inflater = zlib.decompressobj(wbits=31)
-                ready += inflater.decompress(unused)
-            if len(ready) >= _PIECE:
-                yield bytes(ready)
-                ready.clear()
-    except zlib.error as error:
-        problems.append(str(error))
-    else:
-        if not inflater.eof:
-            problems.append("the gzip stream ends early")
-    if ready:
-        yield bytes(ready)
+class _Inflated:
+    """A gzip file, read as far as it is sound."""
+
+    def __init__(self, file: BufferedReader) -> None:
+        self._file = file
+        self._inflater = zlib.decompressobj(wbits=31)
+        self.problem: str | None = None
+
+    def readinto(self, view: memoryview) -> int:
+        """Fill the view; return how many bytes there were."""
+        filled = 0
+        while filled < len(view) and (piece := self._next(len(view) - filled)):
+            view[filled : filled + len(piece)] = piece
+            filled += len(piece)
+        return filled
+
+    def _next(self, limit: int) -> bytes:
+        piece = b""
+        while not piece and self.problem is None:
+            ended, rest = self._inflater.eof, self._inflater.unused_data or self._inflater.unconsumed_tail
+            packed = rest or self._file.read(_PACKED)
+            if ended and not (packed := packed.lstrip(b"\0")):  # some tools fill the last block with zeros
+                break
+            if ended:
+                self._inflater = zlib.decompressobj(wbits=31)
+            try:
+                piece = self._inflater.decompress(packed, limit)
+            except zlib.error as error:
+                self.problem = str(error)
+            if not packed:
+                self.problem = "the gzip stream ends early"
+        return piece
 
 
 class _Collector:
@@ -157,6 +168,7 @@ class _Collector:
         self._state[k.DAMAGE] = -1
         self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
         self._outcomes = np.empty(_BATCH, np.int8)
+        self._never = np.zeros(_BATCH, bool)
         self._texts = _Texts()
         self._counts = np.zeros(k.OUTCOMES, np.int64)
         self._members: dict[str, Json] = {}
@@ -166,19 +178,20 @@ class _Collector:
         self._syncs: list[SyncRecords] = []
         self._row_count = self._without_duration = 0
 
-    def feed(self, data: bytes, *, final: bool) -> bytes:
-        """Take what is complete in `data`, which ends in PADDING; return the rest."""
-        buffer, at = np.frombuffer(data, np.uint8), 0
+    def feed(self, buffer: NDArray[np.uint8], *, final: bool) -> int:
+        """Take what is complete in `buffer`, which ends in PADDING; return how much that was."""
+        at = 0
         while True:
             at = k.scan(buffer, at, final, self._state, self._places, self._outcomes)
-            found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]]
+            found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]].tolist()
             if member_stop:
-                self._members |= _member(data[self._state[k.MEMBER_START] : member_stop])
+                self._members |= _member(buffer[self._state[k.MEMBER_START] : member_stop].tobytes())
             elif not found:
                 break
+            self._texts.make_room(_TEXTS_PER_EVENT * found, len(buffer))
             self._take(self._outcomes[:found])
         self._state[k.OFFSET] += at
-        return data[at : -t.PADDING]
+        return at
 
     def rows(self, rest: bytes, compression: str | None) -> Rows:
         """Everything that was found."""
@@ -225,9 +238,9 @@ class _Collector:
                 end_ns[timed],
                 self._numbers(events, k.CORRELATION),
                 self._numbers(events, k.EXTERNAL),
-                self._codes(events, k.NAME, k.CATEGORY, category == k.UNKNOWN),
-                self._codes(events, k.PID, k.DEVICE, on_device),
-                self._codes(events, k.TID, k.STREAM, on_device),
+                self._texts.codes(self._places, events, k.NAME, k.CATEGORY, category == k.UNKNOWN),
+                self._texts.codes(self._places, events, k.PID, k.DEVICE, on_device),
+                self._texts.codes(self._places, events, k.TID, k.STREAM, on_device),
                 category,
             )
         )
@@ -261,10 +274,10 @@ class _Collector:
     def _take_syncs(self, events: Int64) -> None:
         if self._syncs and not len(events):
             return
-        device, codes, numbers = self._numbers(events, k.DEVICE), self._codes, self._numbers
+        device, numbers = self._numbers(events, k.DEVICE), self._numbers
         self._syncs.append(
             SyncRecords(
-                kind=codes(events, k.NAME, k.SYNC, wanted=True),
+                kind=self._texts.codes(self._places, events, k.NAME, k.SYNC, np.ones(len(events), bool)),
                 device=np.where(device >= 0, device, numbers(events, k.PID)),
                 stream=numbers(events, k.STREAM),
                 awaited_stream=numbers(events, k.AWAITED_STREAM),
@@ -277,10 +290,8 @@ class _Collector:
         found: Int64 = t.numbers(self._places, events, field)
         return found
 
-    def _codes(self, events: Int64, field: int, rather: int = 0, wanted: Bool | bool = False) -> Int32:  # noqa: FBT001, FBT002
-        """Codes of the texts in `field`, or in another one where that is `wanted` and there."""
-        is_other = wanted & (self._places[events, rather, 1] > 0)
-        return self._texts.codes(self._places, events, np.where(is_other, rather, field))
+    def _codes(self, events: Int64, field: int) -> Int32:
+        return self._texts.codes(self._places, events, field, field, self._never[: len(events)])
 
 
 class _Texts:
@@ -291,17 +302,22 @@ class _Texts:
         self._table: Int64 = np.empty((0, t.TEXT_WIDTH), np.int64)
         self._slots = np.empty(0, np.int32)
         self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.make_room(1, 1)
 
-    def codes(self, places: Int64, events: Int64, field: Int64) -> Int32:
-        """Number of each event's text in its field, -1 for none."""
-        size = int((places[events, field, 1] - places[events, field, 0]).sum())
-        if self._filled[0] + len(events) >= len(self._table):
-            self._table = _with_room(self._table, int(self._filled[0]) + len(events))
+    def make_room(self, count: int, size: int) -> None:
+        """Prepare for so many more texts of so many bytes in all."""
+        texts, held = self._filled.tolist()
+        if texts + count > len(self._table):
+            self._table = _with_room(self._table, texts + count)
             self._slots = np.full(2 * len(self._table), -1, np.int32)
-            t.index(self._table, self._filled[0], self._slots)
-        if self._filled[1] + size + t.PADDING >= len(self._arena):
-            self._arena = _with_room(self._arena, int(self._filled[1]) + size + t.PADDING)
-        found: Int32 = t.codes(places, events, field, self._filled, self._table, self._slots, self._arena)
+            t.index(self._table, texts, self._slots)
+        if held + size + t.PADDING > len(self._arena):
+            self._arena = _with_room(self._arena, held + size + t.PADDING)
+
+    def codes(self, places: Int64, events: Int64, field: int, rather: int, wanted: Bool) -> Int32:
+        """Number of each event's text in `field`, or in `rather` where that is wanted and there; -1 for none."""
+        held = self._filled, self._table, self._slots, self._arena
+        found: Int32 = t.codes(places, events, field, rather, wanted, *held)
         return found
 
     def decoded(self) -> tuple[str, ...]:

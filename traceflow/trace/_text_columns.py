@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
+Bool = NDArray[np.bool_]
 
 PADDING = 8
 (KEY, AT, LENGTH, TEXT_WIDTH) = range(4)  # columns of a table of texts
@@ -81,19 +82,24 @@ def times(spans: Int64, places: Int64, start: int, duration: int) -> tuple[Int64
 def codes(
     spans: Int64,
     places: Int64,
-    field: Int64,
+    field: int,
+    rather: int,
+    wanted: Bool,
     filled: Int64,
     texts: Int64,
     slots: Int32,
     arena: Bytes,
 ) -> Int32:
-    """Per event, a number for the text of its field as the file spells it, -1 where it has none.
+    """Per event, a number for the text of a field as the file spells it, -1 where it has none.
 
-    `texts`, `slots` and `arena` hold the texts seen so far and have room for as many as there are events.
+    Where `wanted`, the text of the field `rather` is taken, if there is one. `texts`, `slots` and `arena` hold
+    the texts seen so far and have room for one per event.
     """
     found = np.full(len(places), -1, np.int32)
     for i in range(len(places)):
-        start, stop = spans[places[i], field[i], 0], spans[places[i], field[i], 1]
+        event = places[i]
+        column = rather if wanted[i] and spans[event, rather, 1] > 0 else field
+        start, stop = spans[event, column, 0], spans[event, column, 1]
         if stop == 0:
             continue
         key = _key_of(start, stop)
