@@ -60,7 +60,7 @@ class Grid:
     @property
     def shown(self) -> tuple[Column, ...]:
         """The columns that hold something; of the others only the reason is told."""
-        return tuple(c for c in self.columns if c.form != "number" or any(cell is not None for cell in c.cells))
+        return tuple(column for column in self.columns if any(column.cells))
 
     @property
     def rows(self) -> list[tuple[Cell, ...]]:
@@ -145,7 +145,7 @@ def words(head: str, values: Sequence[str]) -> Column:
 
 def names(head: str, values: Sequence[str]) -> Column:
     """A column of names from the trace."""
-    return Column(head, tuple(printable(v) for v in values), DEFINITIONS[head], "name")
+    return Column(head, tuple(printable(v, 400) for v in values), DEFINITIONS[head], "name")
 
 
 def lanes(values: Sequence[str]) -> Column:
