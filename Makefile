@@ -1,6 +1,7 @@
 # Everything runs in .venv, which the first target that needs it makes.
 
 PYTHON ?= python3
+EXTRAS ?= dev
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
@@ -17,7 +18,7 @@ venv: $(INSTALLED) ## install the package and all tools in .venv
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --constraint constraints.txt setuptools
-	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	touch $@
 
 demo: venv ## record a step, explain it, write demo/report.html
@@ -41,7 +42,7 @@ notebooks: venv ## execute the notebooks
 
 # Last of the checks, so that the output of `make test` ends with the count of tests.
 unit: venv ## run the tests and the examples in docstrings
-	$(BIN)/pytest --no-header --numprocesses auto --maxprocesses 4
+	$(BIN)/pytest --no-header --numprocesses auto --maxprocesses 4 --dist loadgroup
 
 bench: venv ## measure time and memory on a trace of a million events
 	$(BIN)/python benchmarks/run.py
