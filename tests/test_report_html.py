@@ -128,8 +128,11 @@ def test_the_sections_come_in_order() -> None:
 
 
 def test_the_verdict_is_one_sentence() -> None:
-    (sentence,) = page_of(two_rounds().run()).all("p", "verdict")
+    page = page_of(two_rounds().run())
+    (sentence,) = page.all("p", "verdict")
     assert sentence.text == "The whole capture took 22.00 ms: 91 % compute, 9 % transfer."
+    (described,) = [m for m in page.all("meta") if m.attributes.get("name") == "description"]
+    assert " ".join(described.attributes["content"].split()) == sentence.text
 
 
 def test_the_three_largest_savings_say_what_they_suppose() -> None:

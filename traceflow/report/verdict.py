@@ -39,15 +39,10 @@ class Verdict:
         return bar([(part.kind, part.duration_ns) for part in self.parts], self.makespan_ns)
 
     @property
-    def made_of(self) -> str:
-        """The parts in words; those below one percent are put together."""
-        told = [f"{part.percent}\u00a0% {part.kind}" for part in self.parts if part.percent]
-        return ", ".join(told) if told else "nothing"
-
-    @property
     def sentence(self) -> str:
-        """The verdict as plain text."""
-        return f"{self.what} took {duration(self.makespan_ns)}: {self.made_of}."
+        """The verdict as plain text; parts that round to nothing are left out."""
+        told = [f"{part.percent}\u00a0% {part.kind}" for part in self.parts if part.percent]
+        return f"{self.what} took {duration(self.makespan_ns)}: {', '.join(told) or 'nothing'}."
 
 
 def verdict(path: CriticalPath, summary: Mapping[str, Any], *, step: int | None, simulated: bool) -> Verdict:

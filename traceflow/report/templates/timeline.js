@@ -11,7 +11,6 @@ const TRACK = 24;
 const LANE = 17;
 const GAP = 3;
 const GROUP = 22;
-const PALE = new Set(["idle", "wait", "blocked"]);
 const MEANING = {
   compute: "compute", transfer: "transfer", communication: "communication, unsplit", copy: "copy", host: "host",
   blocked: "waits for the device", wait: "waits for a late participant", launch: "launch latency", idle: "idle",
