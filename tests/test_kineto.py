@@ -490,13 +490,13 @@ def test_payload_is_elements_times_their_size(tmp_path: Path, dtype: str, size: 
     assert found["payload_bytes"] == (-1 if size is None else 10 * size)
 
 
-def test_a_flow_binds_the_innermost_operators(tmp_path: Path) -> None:
+def test_a_flow_binds_the_innermost_operators_even_at_their_ends(tmp_path: Path) -> None:
     events = [
         span("cpu_op", "module", 0, 100),
         span("cpu_op", "linear", 10, 20),
         span("cpu_op", "inner", 11, 2),
         span("cpu_op", "backward", 50, 5, tid=2),
-        {"ph": "s", "id": 9, "pid": 7, "tid": 1, "ts": 15, "cat": "fwdbwd", "name": "fwdbwd"},
+        {"ph": "s", "id": 9, "pid": 7, "tid": 1, "ts": 30, "cat": "fwdbwd", "name": "fwdbwd"},
         {"ph": "f", "id": 9, "pid": 7, "tid": 2, "ts": 50, "cat": "fwdbwd", "name": "fwdbwd", "bp": "e"},
         {"ph": "f", "id": 8, "pid": 7, "tid": 2, "ts": 51, "cat": "fwdbwd", "name": "fwdbwd", "bp": "e"},
         {"ph": "s", "id": 8, "pid": 7, "tid": 3, "ts": 15, "cat": "fwdbwd", "name": "fwdbwd"},

@@ -117,17 +117,22 @@ def _operator_behind(rows: Rows, events: Int64, lane: Int64, own: Int64) -> Int6
     names = [rows.texts[code] for code in c.operation]
     entry = np.flatnonzero((s.category[c.row] == k.OPERATOR) & ~_among(names, _NOT_AN_OPERATION))
     operator = c.row[entry]
-    behind = _found(s.external[operator], entry, s.external[events])
+    behind = _found(s.external[operator], entry, _linked(s.external[events]))
     lost = np.flatnonzero((behind < 0) & (own < 0) & (s.correlation[events] > 0))
     if not len(lost) or not len(entry):
         return behind
     calls = np.flatnonzero(s.category == k.RUNTIME)
     call = _found(s.correlation[calls], calls, s.correlation[events[lost]])
     lost, call = lost[call >= 0], call[call >= 0]
-    behind[lost] = _found(s.external[operator], entry, s.external[call])
+    behind[lost] = _found(s.external[operator], entry, _linked(s.external[call]))
     around = _around(rows, operator, lane, call)
     behind[lost] = np.where(behind[lost] < 0, np.append(entry, -1)[around], behind[lost])
     return behind
+
+
+def _linked(numbers: Int64) -> Int64:
+    """Numbers that link events; 0 links none."""
+    return np.where(numbers > 0, numbers, -1)
 
 
 def _found(keys: Int64, values: Int64, wanted: Int64) -> Int64:

@@ -6,8 +6,8 @@ characters, unknown escapes, superfluous commas, NaN and Infinity need no specia
 and `codes` of `_text_columns` then turn noted values into columns.
 
 Text is looked at eight bytes at a time; `_is` and `_above` mark bytes of such a word in their highest bits.
-Every buffer therefore ends in PADDING bytes that belong to nothing. One module, because the compiler's cache
-notices a change only in the file that a kernel stands in.
+Every buffer therefore ends in PADDING bytes that belong to nothing. Words and grammar share one module, because
+the compiler's cache notices a change only in the file that a kernel stands in.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _perfect_hash() -> tuple[np.uint64, Int64]:
     return factor, word_at
 
 
-_EACH, _TOP, _REST = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080), np.uint64(0x7F7F7F7F7F7F7F7F)
+_EACH, _TOP, _REST = (np.uint64(n * 0x0101010101010101) for n in (0x01, 0x80, 0x7F))
 _ALL, _MIX = np.uint64(2**64 - 1), np.uint64(0x9E3779B97F4A7C15)
 _PIECES = _spelling()
 _FACTOR, _WORD_AT = _perfect_hash()
@@ -106,7 +106,7 @@ _FACTOR, _WORD_AT = _perfect_hash()
 (START, MEMBERS, EVENTS, END, BROKEN) = range(5)  # values of MODE
 
 _INCOMPLETE, _BAD = -1, -2
-(_QUOTE, _PLUS, _COMMA, _MINUS, _DOT, _COLON, _BACKSLASH) = map(ord, '"+,-.:\\')
+(_QUOTE, _PLUS, _COMMA, _COLON, _BACKSLASH) = map(ord, '"+,:\\')
 (_OPEN, _CLOSE, _OPEN_LIST, _CLOSE_LIST) = map(ord, "{}[]")
 _THREE, _COLON_SPACE = np.uint64(0xFFFFFF), np.uint64(int.from_bytes(b'": ', "little"))
 

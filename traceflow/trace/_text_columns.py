@@ -24,7 +24,7 @@ PADDING = 8
 (KEY, AT, LENGTH, TEXT_WIDTH) = range(4)  # columns of a table of texts
 
 _ALL, _LOWEST, _MIX = np.uint64(2**64 - 1), np.uint64(255), np.uint64(0x9E3779B97F4A7C15)
-_EACH, _TOP = np.uint64(0x0101010101010101), np.uint64(0x8080808080808080)
+_EACH, _TOP = (np.uint64(n * 0x0101010101010101) for n in (0x01, 0x80))
 (_PLUS, _MINUS, _DOT) = map(ord, "+-.")
 _ZEROS = _EACH * np.uint64(ord("0"))
 _POWERS = 10 ** np.arange(19)

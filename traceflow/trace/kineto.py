@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _KINETO_KEY = re.compile(
     rb'"(?:schemaVersion|deviceProperties|distributedInfo|baseTimeNanoseconds|traceName|record_shapes'
-    rb"|c?upti_version|cuda_runtime_version|hip_runtime_version|roctracer_version|Ev Idx|External id)\"\s*:"
+    rb"|cupti_version|cuda_runtime_version|hip_runtime_version|roctracer_version|Ev Idx|External id)\"\s*:"
     rb'|"cat"\s*:\s*"(?:cpu_op|user_annotation|python_function|kernel|gpu_mem|cuda_|ac2g|xpu_|mtia_|privateuse1_|Operator)'
 )
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
@@ -87,7 +87,8 @@ def _rank(rows: Rows, path: Path) -> tuple[Rank, tuple[Note, ...]]:
 
 
 def _non_negative(value: Json) -> int | None:
-    return value if isinstance(value, int) and 0 <= value < np.iinfo(np.int32).max else None
+    number = int(value) if isinstance(value, str) and value.isdecimal() else value
+    return number if type(number) is int and 0 <= number <= np.iinfo(np.int32).max else None
 
 
 def _damage(rows: Rows) -> tuple[Note, ...]:
