@@ -115,6 +115,8 @@ class Collective:
             "op": self.op,
             "name": self.name,
             "group": self.group,
+            "dimension": None,
+            "purpose": None,
             "payload_bytes": self.payload_bytes,
             "last": {**_named(self.last)},
             "participants": [call.to_dict() for call in self.calls],
@@ -235,7 +237,7 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         messages=messages,
         unmatched=unmatched,
         findings=_findings(participants),
-        skipped=_skipped(unmatched, participants),
+        skipped=_skipped(unmatched, participants, collectives),
         notes=found.notes,
     )
 
@@ -393,9 +395,9 @@ def _unmatched(trace: Trace, found: Dependencies, rows: Int64) -> tuple[Unmatche
 
 def _removable(trace: Trace, graph: DependencyGraph) -> tuple[int, int]:
     """What replay saves without transfers, and without transfers and waits."""
-    no_transfer = [Scale("@transfer", 0)]
+    no_transfer: tuple[Scale | Drop, ...] = (Scale("@transfer", 0),)
     saved = []
-    for changes in (no_transfer, [*no_transfer, Drop("@rendezvous")]):
+    for changes in (no_transfer, (*no_transfer, Drop("@rendezvous"))):
         supposed = apply(trace, graph, changes)
         end_ns = graph.end_of(graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut))
         saved.append(graph.end_ns - end_ns)
@@ -420,7 +422,9 @@ def _findings(participants: tuple[ParticipantTime, ...]) -> tuple[Finding, ...]:
     )
 
 
-def _skipped(unmatched: tuple[UnmatchedCall, ...], participants: tuple[ParticipantTime, ...]) -> tuple[Skipped, ...]:
+def _skipped(
+    unmatched: tuple[UnmatchedCall, ...], participants: tuple[ParticipantTime, ...], collectives: tuple[Collective, ...]
+) -> tuple[Skipped, ...]:
     skipped = []
     if unmatched:
         reasons = "; ".join(sorted({call.reason for call in unmatched}))
@@ -429,6 +433,10 @@ def _skipped(unmatched: tuple[UnmatchedCall, ...], participants: tuple[Participa
         skipped += [
             Skipped(f"/result/per_participant/*/{key}", "the rank has no device events")
             for key in ("copy_ns", "idle_ns")
+        ]
+    if collectives:
+        skipped += [
+            Skipped(f"/result/collectives/*/{key}", "no parallel plan was stated") for key in ("dimension", "purpose")
         ]
     return tuple(skipped)
 

@@ -143,13 +143,21 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         TraceflowError: TF104 without work, TF111 without such a step.
     """
     window, graph = in_window(trace, found, step)
+    slack_of = _slack(trace, graph) if slack else None
     return CriticalPath(
         window=window,
         segments=segments_of(trace, graph),
-        slack=_slack(trace, graph) if slack else None,
+        slack=slack_of,
         error_ns=trace.clock_error_ns,
+        skipped=_without_slack(slack_of) if slack_of else (),
         notes=found.notes,
     )
+
+
+def _without_slack(slack: Slack) -> tuple[Skipped, ...]:
+    if not (slack.slack_ns == ABSENT).any():
+        return ()
+    return (Skipped("/result/slack/*/slack_ns", "a blocking call does no work of its own that could end later"),)
 
 
 def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
@@ -200,7 +208,11 @@ def _described(
         np.array(trace.lanes.name, object)[lane],
         np.array(trace.strings, object)[trace.events.name[event]],
         np.full(len(row), None, object),
-        _LABELS[edge],
+        _LABELS[
+            np.where(
+                edge == EdgeKind.SELF, np.where(device == ABSENT, EdgeKind.PROGRAM_ORDER, EdgeKind.STREAM_ORDER), edge
+            )
+        ],
         _waiting_for(trace, graph, vertex, work),
     )
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
-from traceflow.analyzers.window import in_window
-from traceflow.errors import TraceflowError
+from traceflow.analyzers.window import step_ends
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
-from traceflow.trace.model import ABSENT, Bool, Trace
+from traceflow.trace.model import ABSENT, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,6 +122,11 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
     steady = _steady_state(steps)
     devices = sorted({(int(r), int(d)) for r, d in zip(lanes.rank, lanes.device, strict=True) if d != ABSENT})
     skipped = [] if steps else [Skipped("/result/steps", "the trace marks no steps")]
+    skipped += [
+        Skipped(f"/result/steps/*/{moment}", "nothing in the trace marks this moment")
+        for moment in ("returned_ns", "ready_ns", "fetched_ns")
+        if any(getattr(step, moment) is None for step in steps)
+    ]
     if steady is None:
         skipped.append(Skipped("/result/steady_state", "no step without compilation is marked"))
     return Summary(
@@ -139,50 +143,44 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
 
 
 def _steps(trace: Trace, found: Dependencies) -> tuple[Step, ...]:
-    marks, compiles = trace.marks, _named(trace, _COMPILES, whole=False)
+    marks, ends_ns, told = trace.marks, step_ends(trace, found), _told(trace)
     rows = []
     for i in np.lexsort((marks.rank, marks.step)):
-        inside = _inside(trace, int(marks.rank[i]), int(marks.start_ns[i]), int(marks.end_ns[i]))
-        start = int(marks.start_ns[i])
+        step, rank, start_ns, marked_ns = (int(c[i]) for c in (marks.step, marks.rank, marks.start_ns, marks.end_ns))
+        inside = [row for row in told if row.rank == rank and start_ns <= row.start_ns < marked_ns]
+        calls, awaits, fetches = ([row.end_ns for row in inside if row.name == name] for name in (CALL, READY, FETCH))
         rows.append(
             Step(
-                int(marks.step[i]),
-                int(marks.rank[i]),
-                start,
-                _end(trace, found, int(marks.step[i]), int(marks.end_ns[i])) - start,
-                _end_of(trace, inside, CALL, first=True),
-                _end_of(trace, inside, READY, first=True),
-                _end_of(trace, inside, FETCH, first=False),
-                bool((inside & compiles).any()),
+                step,
+                rank,
+                start_ns,
+                ends_ns.get(step, marked_ns) - start_ns,
+                min(calls, default=None),
+                min(awaits, default=None),  # work launched after a fetch is awaited a second time
+                max(fetches, default=None),
+                any(row.name not in (CALL, READY, FETCH) for row in inside),
             )
         )
     return tuple(rows)
 
 
-def _end(trace: Trace, found: Dependencies, step: int, marked_ns: int) -> int:
-    """End of the step's work; of its mark where no work belongs to it."""
-    try:
-        return in_window(trace, found, step)[0].end_ns
-    except TraceflowError:
-        return marked_ns
+class _Told(NamedTuple):
+    """An event whose name tells something of its step: an annotation of the recorder, or a compilation."""
+
+    name: str
+    rank: int
+    start_ns: int
+    end_ns: int
 
 
-def _inside(trace: Trace, rank: int, start_ns: int, end_ns: int) -> Bool:
+def _told(trace: Trace) -> list[_Told]:
     e = trace.events
-    mine: Bool = trace.lanes.rank[e.lane] == rank
-    return mine & (e.start_ns >= start_ns) & (e.start_ns < end_ns)
-
-
-def _end_of(trace: Trace, inside: Bool, name: str, *, first: bool) -> int | None:
-    """End of the first or last annotation of a name inside a step; work launched after a fetch is awaited again."""
-    ends = trace.events.end_ns[inside & _named(trace, (name,), whole=True)]
-    return (int(ends.min()) if first else int(ends.max())) if len(ends) else None
-
-
-def _named(trace: Trace, names: tuple[str, ...], *, whole: bool) -> Bool:
-    hit = [text in names if whole else any(name in text for name in names) for text in trace.strings]
-    mask: Bool = np.array(hit or [False])[trace.events.name]
-    return mask
+    tells = [text in (CALL, READY, FETCH) or any(word in text for word in _COMPILES) for text in trace.strings]
+    rows = np.flatnonzero(np.array(tells or [False])[e.name])
+    return [
+        _Told(trace.strings[e.name[row]], int(trace.lanes.rank[e.lane[row]]), int(e.start_ns[row]), int(e.end_ns[row]))
+        for row in rows.tolist()
+    ]
 
 
 def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:

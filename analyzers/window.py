@@ -9,7 +9,9 @@ import numpy as np
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.errors import TraceflowError
 from traceflow.graph import NO_EVENT, DependencyGraph, window
-from traceflow.trace.model import ABSENT, Bool, Marks, Trace
+from traceflow.trace.model import ABSENT, Bool, Int64, Trace
+
+NO_STEP = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,51 +45,70 @@ def in_window(trace: Trace, found: Dependencies, step: int | None) -> tuple[Wind
         raise TraceflowError("TF104", "nothing to explain", "the trace holds no work", "record a longer window")
     if step is None:
         return Window(found.graph.start_ns, found.graph.end_ns), found.graph
-    marks = _marks_of(trace.marks, step)
-    member = _launched_between(trace, found, marks)
+    marks = trace.marks
+    if step not in marks.step:
+        known = ", ".join(str(s) for s in np.unique(marks.step)[:20]) or "none"
+        raise TraceflowError("TF111", f"no step {step}", f"the trace marks these steps: {known}", "use one, or none")
     event = found.graph.slices.event
-    counted = (event != NO_EVENT) & np.append(member, False)[event]
+    counted = (event != NO_EVENT) & np.append(step_of_events(trace, found) == step, False)[event]
     if not counted.any():
         raise TraceflowError(
             "TF111", f"cannot explain step {step}", "no work lies between its marks", "choose another step"
         )
-    start_ns, end_ns = int(marks.start_ns.min()), int(found.graph.slices.end_ns[counted].max())
+    start_ns = int(marks.start_ns[marks.step == step].min())
+    end_ns = int(found.graph.slices.end_ns[counted].max())
     return Window(start_ns, end_ns, step), window(found.graph, start_ns, end_ns, counted=counted)
 
 
-def _marks_of(marks: Marks, step: int) -> Marks:
-    rows = np.flatnonzero(marks.step == step)
-    if not len(rows):
-        known = ", ".join(str(s) for s in np.unique(marks.step)[:20]) or "none"
-        raise TraceflowError(
-            "TF111", f"no step {step}", f"the trace marks these steps: {known}", "use one of them, or none"
-        )
-    return Marks(marks.step[rows], marks.rank[rows], marks.start_ns[rows], marks.end_ns[rows])
+def step_ends(trace: Trace, found: Dependencies) -> dict[int, int]:
+    """When the last work of each step ended, in ns; steps without work are left out."""
+    step, end_ns = step_of_events(trace, found), trace.events.end_ns
+    known, which = np.unique(step[step != NO_STEP], return_inverse=True)
+    ends = np.full(len(known), np.iinfo(np.int64).min)
+    np.maximum.at(ends, which.ravel(), end_ns[step != NO_STEP])
+    return dict(zip(known.tolist(), ends.tolist(), strict=True))
 
 
-def _launched_between(trace: Trace, found: Dependencies, marks: Marks) -> Bool:
-    """Host events that begin between the marks of their rank, and all that they launch, shape (events,)."""
+def step_of_events(trace: Trace, found: Dependencies) -> Int64:
+    """The step of each event, NO_STEP outside of all.
+
+    Host events belong to the marks that they begin between, device work to what launched it, or, where that is
+    unknown, to the marks that it begins between itself.
+    """
     e = trace.events
-    rank, on_host = trace.lanes.rank[e.lane], trace.lanes.device[e.lane] == ABSENT
-    begun = np.zeros(len(e), bool)
-    for of_rank, start_ns, end_ns in zip(marks.rank, marks.start_ns, marks.end_ns, strict=True):
-        begun |= (rank == of_rank) & (e.start_ns >= start_ns) & (e.start_ns < end_ns)
-    member = on_host & begun
-    runs = _runs(trace, member)
-    tied = (found.launch_call >= 0) | runs[0]
-    member |= np.where(found.launch_call >= 0, member[found.launch_call], False) | runs[1]
-    member |= ~on_host & ~tied & begun
-    return member
+    on_host = trace.lanes.device[e.lane] == ABSENT
+    begun = _marked(trace)
+    step = np.where(on_host, begun, NO_STEP)
+    called = found.launch_call >= 0
+    run_step, tied = _by_run(trace, step)
+    step = np.where(called, step[found.launch_call], np.where(tied, run_step, step))
+    return np.where(on_host | called | tied, step, begun)
 
 
-def _runs(trace: Trace, member: Bool) -> tuple[Bool, Bool]:
-    """Events of runs whose launch is known, and those of them that a member launched."""
+def _marked(trace: Trace) -> Int64:
+    """The step whose marks each event begins between on its rank; of nested marks, the inner."""
+    e, marks = trace.events, trace.marks
+    rank, step = trace.lanes.rank[e.lane], np.full(len(e), NO_STEP, np.int64)
+    for of_rank in np.unique(marks.rank):
+        mine = np.flatnonzero(marks.rank == of_rank)
+        mine = mine[np.argsort(marks.start_ns[mine], kind="stable")]
+        rows = np.flatnonzero(rank == of_rank)
+        at = np.searchsorted(marks.start_ns[mine], e.start_ns[rows], side="right") - 1
+        inside = (at >= 0) & (e.start_ns[rows] < marks.end_ns[mine[at]])
+        step[rows[inside]] = marks.step[mine[at[inside]]]
+    return step
+
+
+def _by_run(trace: Trace, step: Int64) -> tuple[Int64, Bool]:
+    """For events of program executions: the step that launched them, and whether their launch is known."""
     launches, hlo = trace.launches, trace.hlo
     keys = np.column_stack((launches.program, launches.run, launches.rank))
     wanted = np.column_stack((hlo.program, hlo.run, trace.lanes.rank[trace.events.lane[hlo.event]]))
     code = np.unique(np.concatenate((keys, wanted)), axis=0, return_inverse=True)[1].ravel()
-    launch, run = code[: len(keys)], code[len(keys) :]
-    known, launched = np.zeros(len(trace.events), bool), np.zeros(len(trace.events), bool)
-    known[hlo.event] = np.isin(run, launch)
-    launched[hlo.event] = np.isin(run, launch[member[launches.event]])
-    return known, launched
+    of_run = np.full(int(code.max(initial=-1)) + 1, NO_STEP, np.int64)
+    known = np.zeros(len(of_run), bool)
+    np.maximum.at(of_run, code[: len(keys)], step[launches.event])
+    known[code[: len(keys)]] = True
+    run_step, tied = np.full(len(step), NO_STEP, np.int64), np.zeros(len(step), bool)
+    run_step[hlo.event], tied[hlo.event] = of_run[code[len(keys) :]], known[code[len(keys) :]]
+    return run_step, tied

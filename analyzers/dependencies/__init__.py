@@ -74,7 +74,7 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
         notes.append(Note("TF304", f"timestamps contradict {text} edges; they were left out"))
     if inferred:
         text = f"{inferred} blocking calls have no synchronisation record; what they waited for was inferred from the work that ended last"
-        notes.append(Note("TF303", text, ("/result/segments",)))
+        notes.append(Note("TF303", text, ("/result",)))
     if stuck_out:
         notes.append(Note("TF309", f"{stuck_out} host events end after the event they are in; they were cut to it"))
     world = max((rank.world_size or 0 for rank in trace.ranks), default=0)

@@ -35,6 +35,18 @@ def communication(options: AnswerOptions, source: Source, step: Step = None, top
     answer(options, source, lambda run: run.communication(step=step), request={"step": step}, top=top)
 
 
+def clocks(options: AnswerOptions, source: Source, top: Top = 40) -> None:
+    """What to subtract from each rank's timestamps, and how sure that is."""
+    answer(options, source, lambda run: run.clocks, top=top)
+
+
+def stragglers(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+    """Who was late by their own doing, and what that cost."""
+    answer(options, source, lambda run: run.stragglers(step=step), request={"step": step}, top=top)
+
+
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))
+show.command()(verb(clocks))
+show.command()(verb(stragglers))

@@ -336,6 +336,50 @@ def _effect(result: Row) -> Iterator[RenderableType]:
     )
 
 
+def _clocks(document: Document, top: int) -> Iterator[RenderableType]:
+    result = document["result"]
+    yield _title("Clocks", document)
+    unit = unit_for(abs(offset) for offset in result["offset_ns"].values() if offset is not None)
+    ranks = list(result["offset_ns"])
+    rows = [
+        (
+            rank,
+            UNKNOWN if (offset := result["offset_ns"][rank]) is None else unit.text(offset),
+            UNKNOWN if (drift := result["drift_ppb"][rank]) is None else str(drift),
+        )
+        for rank in ranks[:top]
+    ]
+    yield _heading(f"Offset from rank {result['reference_rank']} ({unit.name}, to subtract) and drift (ns per s)")
+    yield Rows(("rank", "offset", "drift"), rows)
+    yield from _left_out(ranks, top, "ranks")
+    yield Text(f"\nResidual: {duration_text(result['residual_ns'])}, the error bar of every figure that crosses ranks")
+    for island in result["unaligned"]:
+        yield Text(f"Linked to rank {result['reference_rank']} by no collective: {_numbers(island)}")
+
+
+def _stragglers(document: Document, top: int) -> Iterator[RenderableType]:
+    ranking = document["result"]["ranking"]
+    yield _title("Stragglers", document)
+    if not ranking:
+        yield Text("Nobody's own work made the window longer.")
+        return
+    unit = unit_for([ranking[0]["cost_ns"]])
+    rows = [
+        (
+            unit.text(row["cost_ns"]),
+            _where(row),
+            row["cause"],
+            unit.text(row["evidence"]["duration_ns"]),
+            unit.text(row["evidence"]["baseline_ns"]),
+            _short(row["name"]),
+        )
+        for row in ranking[:top]
+    ]
+    yield _heading(f"What it cost ({unit.name}, modelled by replay with the work as long as on its peers)")
+    yield Rows(("cost", "where", "cause", "took", "peers", "name"), rows)
+    yield from _left_out(ranking, top, "causes that cost less")
+
+
 def _findings(document: Document) -> Iterator[RenderableType]:
     if not document["findings"]:
         return
@@ -404,4 +448,6 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "critical-path": _critical_path,
     "communication": _communication,
     "what-if": _what_if,
+    "clocks": _clocks,
+    "stragglers": _stragglers,
 }
