@@ -22,6 +22,11 @@ settings.register_profile("traceflow", deadline=None)
 settings.load_profile("traceflow")
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name no test after binary data: compressed bytes hold the time, and workers must agree on all names."""
+    return argname if isinstance(val, bytes) and not val.isascii() else None
+
+
 @pytest.fixture(scope="session", autouse=True)
 def started_jax() -> None:
     """Start JAX, where a test module has imported it, before any test can start it with fewer devices."""
