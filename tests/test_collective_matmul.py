@@ -11,7 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from record_processes import launch
 
+from traceflow import evidence
 from traceflow.capture import Capture
 from traceflow.collectors.workloads.collective_matmul import (
     AXIS,
@@ -25,6 +27,7 @@ from traceflow.collectors.workloads.collective_matmul import (
 )
 from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.errors import TraceflowError
+from traceflow.trace.model import ABSENT
 
 jax = pytest.importorskip("jax", reason="the workload needs JAX")
 
@@ -197,6 +200,19 @@ def test_the_layout_that_scatters_is_recorded_on_request(tmp_path: Path, capsys:
         manifest = Capture.open(path).manifest
         assert manifest is not None
         assert manifest.complete
+
+
+def test_two_processes_of_four_devices_compute_together(tmp_path: Path) -> None:
+    launch(tmp_path, "scatter")
+    for form, count in [("scatter", 1), ("scatter_ring", 7)]:
+        traces = [evidence.read(tmp_path / f"rank{rank}" / form).trace for rank in range(2)]
+        devices = [set(trace.lanes.device.tolist()) - {ABSENT} for trace in traces]
+        assert len(devices[0]) == len(devices[1]) == 4
+        for trace in traces:
+            assert [group.members for group in trace.groups] == [tuple(sorted(devices[0] | devices[1]))]
+        keys = [set(trace.communications.key.tolist()) for trace in traces]
+        assert keys[0] == keys[1]
+        assert len(keys[0]) == 2 * count  # of each of two steps
 
 
 def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:

@@ -7,13 +7,14 @@ import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from record_processes import launch
 
 from traceflow import evidence
 from traceflow.capture import Capture, Manifest
@@ -26,11 +27,11 @@ from traceflow.collectors.workloads.moe_jax_layers import (
     Size,
     executed_rows,
     grouped,
-    masked_mix,
     slots,
 )
 from traceflow.errors import TraceflowError
 from traceflow.program.module import COLLECTIVES, HloModule
+from traceflow.trace.model import ABSENT
 
 jax = pytest.importorskip("jax", reason="the workload needs JAX")
 
@@ -155,7 +156,7 @@ def test_tokens_are_grouped_by_expert() -> None:
 
 def test_three_rows_per_expert_leave_two_of_six_empty() -> None:
     assert slots(jax.numpy.array([1, 0, 1, 1]), 2, room=3).tolist() == [3, 0, 4, 5]
-    assert slots(jax.numpy.array([1, 1, 1, 1]), 2, room=3).tolist() == [3, 4, 5, 6]  # 6 is past the end
+    assert slots(jax.numpy.array([0, 0, 0, 0]), 2, room=3).tolist() == [0, 1, 2, 6]  # 6 is past the end
 
 
 def assigned_by_table(table: list[list[float]], choices: int) -> NDArray[np.int64]:
@@ -166,7 +167,7 @@ def assigned_by_table(table: list[list[float]], choices: int) -> NDArray[np.int6
     one = np.eye(tokens)
     inner = np.ones((experts, tokens, 1))
     weights = moe_reference.Weights(one, logits, inner, inner, inner.transpose(0, 2, 1), one)
-    assigned: NDArray[np.int64] = evaluated("ragged", 2, size, weights, one, one)[3].assigned
+    assigned: NDArray[np.int64] = evaluated("masked", 2, size, weights, one, one)[3].assigned
     return assigned
 
 
@@ -387,19 +388,38 @@ def test_a_step_fetches_once_and_on_the_way_sends_nothing_to_the_host(captures: 
     assert not opcodes & {"infeed", "outfeed", "send", "recv"}
 
 
+def test_two_processes_of_four_devices_train_together(tmp_path: Path) -> None:
+    launch(tmp_path, "moe")
+    devices, keys, routings = [], [], []
+    for rank in range(2):
+        capture = tmp_path / f"rank{rank}" / "capacity"
+        found = evidence.read(capture).trace
+        devices.append(set(found.lanes.device.tolist()) - {ABSENT})
+        keys.append(set(found.communications.key.tolist()))
+        with np.load(capture / moe_jax.ROUTING) as file:
+            routings.append(dict(file))
+    assert len(devices[0]) == len(devices[1]) == 4
+    assert not devices[0] & devices[1]
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == 2 * 5  # four all-to-alls and one all-reduce in each of two steps
+    weights, x, _ = doubles(RECORDED)
+    for routing in routings:
+        np.testing.assert_array_equal(routing["assigned"][0], counted(chosen(RECORDED, weights, x), 8, RECORDED)[0])
+
+
 def test_a_wrong_loss_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe_jax, "VARIANTS", {"masked": lambda _size, _devices, _weights, x, _route: 0 * x})
+    monkeypatch.setitem(VARIANTS, "masked", lambda _size, _devices, _weights, x, _route: 0 * x)
     with pytest.raises(TraceflowError, match=r"TF115.*the reference's"):
-        moe_jax.record_moe(tmp_path, devices=1, steps=1, size=SMALL)
+        moe_jax.record_moe(tmp_path, variants=["masked"], devices=1, steps=1, size=SMALL)
     assert not (tmp_path / "masked").exists()
 
 
 def test_what_was_not_recorded_now_gets_no_routing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moe_jax, "VARIANTS", {"masked": masked_mix})
-    (capture,) = moe_jax.record_moe(tmp_path, devices=1, steps=1, size=SMALL)
+    record = partial(moe_jax.record_moe, tmp_path, variants=["masked"], devices=1, size=SMALL)
+    (capture,) = record(steps=1)
     before = (capture / moe_jax.ROUTING).read_bytes()
     with pytest.raises(TraceflowError, match="TF110"):
-        moe_jax.record_moe(tmp_path, devices=1, steps=1, size=SMALL)
+        record(steps=1)
     monkeypatch.setenv("TRACEFLOW", "0")
-    assert moe_jax.record_moe(tmp_path, devices=1, steps=2, size=SMALL) == (capture,)
+    assert record(steps=2) == (capture,)
     assert (capture / moe_jax.ROUTING).read_bytes() == before

@@ -211,13 +211,14 @@ def place_rows(mesh: Mesh, *whole: Float32) -> list[jax.Array]:
 def record_moe(
     path: str | os.PathLike[str],
     *,
+    variants: Sequence[str] = tuple(VARIANTS),
     devices: int = 8,
     steps: int = 5,
     size: Size | None = None,
     platform: str = "cpu",
     force: bool = False,
 ) -> tuple[Path, ...]:
-    """Record training in all variants: the captures `path/capacity`, `path/ragged` and `path/masked`.
+    """Record training in several variants: of all, the captures `path/capacity`, `path/ragged` and `path/masked`.
 
     Every step takes another batch and fetches its loss, which must be the reference's within `TOLERANCE`. How the
     tokens were routed stays on the devices until the recording is over, and is then laid into the capture as
@@ -231,6 +232,7 @@ def record_moe(
 
     Args:
         path: Folder of the captures.
+        variants: Which of `VARIANTS`.
         devices: How many devices to use.
         steps: Recorded steps of each variant, after the warm-up.
         size: Shapes; None for those of `Size()`.
@@ -238,19 +240,19 @@ def record_moe(
         force: Replace the captures that are there.
 
     Returns:
-        The captures, in the order of `VARIANTS`.
+        The captures, in the order of `variants`.
 
     Raises:
         TraceflowError: TF110 when a capture exists; TF115 when a loss is wrong or JAX has too few devices.
     """
     mesh = line_mesh(devices, AXIS, platform=platform)
-    for variant in VARIANTS:
+    for variant in variants:
         _record(Path(path) / variant, variant, mesh, size or Size(), steps=WARMUP + steps, force=force)
-    return tuple(Path(path) / variant for variant in VARIANTS)
+    return tuple(Path(path) / variant for variant in variants)
 
 
 def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, force: bool) -> None:
-    import jax
+    from jax.experimental.multihost_utils import process_allgather
 
     from traceflow.recording import record
 
@@ -267,7 +269,7 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
             routings.append(routing)
             _check(path, found, expected)
     if _recorded_since(path, started_ns):
-        _save(path / ROUTING, variant, size, jax.device_get(routings))
+        _save(path / ROUTING, variant, size, process_allgather(routings, tiled=True))
 
 
 @cache  # the variants that drop nothing have the same
@@ -302,13 +304,16 @@ def _save(file: Path, variant: str, size: Size, routings: list[Routing]) -> None
     arrays["rows"] = executed_rows(variant, size, assigned)
     if variant == "capacity":
         arrays["capacity"] = size.capacity(assigned.shape[1])
-    np.savez(file, **arrays, **asdict(size))
+    draft = file.with_name(f".{os.getpid()}-{file.name}")  # several processes may save the same
+    np.savez(draft, **arrays, **asdict(size))
+    draft.replace(file)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Record all variants and print the path of each capture."""
-    parser = argparse.ArgumentParser(description="Record a mixture-of-experts train step, in three variants.")
+    """Record variants and print the path of each capture."""
+    parser = argparse.ArgumentParser(description="Record a mixture-of-experts train step in several variants.")
     parser.add_argument("--output", type=Path, required=True, help="folder of the captures")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=tuple(VARIANTS))
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--platform", default="cpu", help="whose devices: cpu (simulated), gpu or tpu")
