@@ -12,6 +12,9 @@ from traceflow.result import Json
 
 Groups = dict[str, dict[str, Json]]
 
+# What gives the records of NCCL, and those of the backends of the CPU. Neither is public, nor in every build.
+_DUMPS = ("_dump_nccl_trace_json", "_dump_fr_trace_json")
+
 
 def process_groups() -> Groups:
     """The groups that this process is in, by name; empty where there are none.
@@ -30,9 +33,9 @@ def process_groups() -> Groups:
 
 
 def flight_recording(groups: Groups) -> dict[str, Json] | None:
-    """What the recorder holds, with `groups` as its process groups; None where it holds nothing.
+    """What the recorders of all backends hold, with `groups` as their process groups; None where they hold nothing.
 
-    Source: the recorder's format as JSON, version 2.10. The recorder itself knows the groups of NCCL only.
+    Source: the recorder's format as JSON, version 2.10. Of itself it knows the groups of NCCL only.
     """
     import torch.distributed as dist
 
@@ -40,6 +43,7 @@ def flight_recording(groups: Groups) -> dict[str, Json] | None:
         return None
     from torch._C import _distributed_c10d
 
-    dump = vars(_distributed_c10d).get("_dump_fr_trace_json")  # nothing public gives it
-    held: dict[str, Json] = json.loads(dump()) if dump is not None else {}
-    return {**held, "pg_config": dict(groups)} if held.get("entries") else None
+    dumps = (vars(_distributed_c10d).get(name) for name in _DUMPS)
+    recorders = [json.loads(dump()) for dump in dumps if dump is not None]
+    entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
+    return {**recorders[0], "pg_config": dict(groups), "entries": entries} if entries else None

@@ -50,11 +50,17 @@ class TorchProfiler:
         """Attach to the GPU, whose first traced work is slow and sometimes lost."""
         import torch
 
-        if torch.cuda.is_available():
+        if torch.cuda.is_available() and not _profiling():
             self._profiler = self._prepared()
 
     def start(self, folder: Path) -> None:
-        """Start tracing; `stop` writes into `folder`."""
+        """Start tracing; `stop` writes into `folder`.
+
+        Raises:
+            RuntimeError: when the program profiles itself. PyTorch would end its profile in favour of this one.
+        """
+        if _profiling():
+            raise RuntimeError("another PyTorch profiler is active")
         self._folder = folder
         self._place = self.rank()  # the program may leave its process group before the recording ends
         self._groups = process_groups()
@@ -62,9 +68,13 @@ class TorchProfiler:
         self._profiler.start_trace()
 
     def stop(self) -> None:
-        """Wait for the GPU, stop tracing, and write everything."""
-        if self._profiler is None:
-            return
+        """Wait for the GPU, stop tracing, and write everything.
+
+        Raises:
+            RuntimeError: when the program profiled itself meanwhile, which has ended this profile.
+        """
+        if self._profiler is None or not _profiling():
+            raise RuntimeError("another PyTorch profiler took over")
         self.wait(self.pending(()))
         self._profiler.stop_trace()
         rank = f"rank{self.rank()[0]:05d}"
@@ -77,7 +87,7 @@ class TorchProfiler:
     def close(self) -> None:
         """Detach from the GPU, if nothing was traced after all."""
         profiler, self._profiler = self._profiler, None
-        if profiler is not None and self._place is None:
+        if profiler is not None and self._place is None and not _profiling():
             profiler.start_trace()  # a prepared session ends in no other way
             profiler.stop_trace()
 
@@ -184,6 +194,12 @@ class TorchProfiler:
             if first.is_dir():
                 return first
         return None
+
+
+def _profiling() -> bool:
+    import torch
+
+    return bool(torch.autograd._profiler_enabled())  # noqa: SLF001  # nothing public tells
 
 
 def placements(model: torch.nn.Module) -> list[Json]:

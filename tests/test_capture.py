@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Barrier
 
 import msgspec
 import pytest
@@ -18,9 +20,12 @@ from traceflow.capture import (
     Options,
     Process,
     StepRecord,
+    join,
     publish,
+    publish_complete,
     read_manifest,
     reserve,
+    wait_until_published,
     write_manifest,
 )
 from traceflow.errors import TraceflowError
@@ -206,3 +211,87 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(TraceflowError, match="TF114"):
         reserve(tmp_path / "file" / "a", force=False)
+
+
+def of_rank(rank: int, *, complete: bool, problem: str | None = None) -> Manifest:
+    """What one of several processes says."""
+    process = Process("node7", 70 + rank, rank, world_size=4)
+    return msgspec.structs.replace(manifest_of(complete=complete), process=process, problem=problem)
+
+
+def test_the_last_of_several_processes_publishes(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    shared, own = reserve(path, force=False), reserve(path, force=False)
+    for folder in (shared, own):
+        write_manifest(folder, manifest_of(complete=False))
+    assert join(shared, shared) == join(own, shared) == shared
+    for rank in (3, 2):
+        write_manifest(shared, of_rank(rank, complete=False))
+    for rank in (3, 2):
+        assert names_in(tmp_path) == {shared.name}
+        write_manifest(shared, of_rank(rank, complete=True))
+        publish_complete(shared, path, force=False)
+    assert names_in(tmp_path) == {"a"}
+    assert names_in(path) == {MANIFEST}
+    manifest = read_manifest(path)
+    assert manifest is not None
+    assert manifest.complete
+    assert [one.process.rank for one in (manifest, *manifest.peers)] == [2, 3]
+
+
+def test_processes_that_end_at_once_publish_once(tmp_path: Path) -> None:
+    path, everybody = tmp_path / "a", 8
+    folder, together = reserve(path, force=False), Barrier(everybody)
+    for rank in range(everybody):
+        write_manifest(folder, of_rank(rank, complete=False))
+
+    def end(rank: int) -> None:
+        together.wait()
+        write_manifest(folder, of_rank(rank, complete=True))
+        publish_complete(folder, path, force=False)
+
+    with ThreadPoolExecutor(everybody) as pool:
+        list(pool.map(end, range(everybody)))
+    assert names_in(tmp_path) == {"a"}
+    assert names_in(path) == {MANIFEST}
+    manifest = read_manifest(path)
+    assert manifest is not None
+    assert len(manifest.peers) == everybody - 1
+
+
+def test_the_problem_of_one_process_is_that_of_the_capture(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    folder = reserve(path, force=False)
+    write_manifest(folder, of_rank(0, complete=True))
+    write_manifest(folder, of_rank(1, complete=False, problem="out of paper"))
+    publish_complete(folder, path, force=False)
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert (manifest.complete, manifest.problem) == (False, "rank 1: out of paper")
+    assert wait_until_published(folder, patience_s=60) == "rank 1: out of paper"
+
+
+def test_waiting_for_others_ends(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    folder = reserve(path, force=False)
+    write_manifest(folder, of_rank(0, complete=True))
+    write_manifest(folder, of_rank(1, complete=False))
+    assert wait_until_published(folder, patience_s=0) == "not every process has ended its recording within 0 s"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(wait_until_published, folder, patience_s=60)
+        write_manifest(folder, of_rank(1, complete=True))
+        publish_complete(folder, path, force=False)
+        assert waiting.result() is None
+
+
+def test_a_common_capture_whose_name_is_taken_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    folder = reserve(path, force=False)
+    path.mkdir()
+    write_manifest(folder, of_rank(0, complete=True))
+    with pytest.raises(TraceflowError, match="TF110"):
+        publish_complete(folder, path, force=False)
+    write_manifest(folder, of_rank(0, complete=False, problem="taken"))
+    manifest = read_manifest(folder)
+    assert manifest is not None
+    assert not manifest.complete

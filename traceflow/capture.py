@@ -28,7 +28,6 @@ from traceflow.errors import TraceflowError
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 _OF_RANK = "manifest.rank*.json"
-_CLAIM = ".publishing"
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -199,8 +198,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     if process.rank is None or process.world_size in {None, 1}:
         _write(folder / MANIFEST, manifest)
     else:
+        # It was of this process alone, or gathered in vain. Later it may be the one that another process gathers.
+        (folder / MANIFEST).unlink(missing_ok=True)
         _write(folder / f"manifest.rank{process.rank:05d}.json", manifest)
-        (folder / MANIFEST).unlink(missing_ok=True)  # it was of this process alone, or gathered too early
 
 
 def _write(file: Path, manifest: Manifest) -> None:
@@ -217,22 +217,26 @@ def publish_complete(folder: Path, path: Path, *, force: bool) -> None:
     Raises:
         TraceflowError: TF110 when `path` was taken meanwhile.
     """
-    manifest = _read_beside_others(folder)
-    if manifest is None or not manifest.complete or not _claimed(folder):
+    manifest, mine = _read_beside_others(folder), _claimed(folder)
+    if manifest is None or not manifest.complete:
         return
-    _write(folder / MANIFEST, manifest)
-    publish(folder, path, force=force)
-    for file in (path / _CLAIM, *path.glob(_OF_RANK)):
+    try:
+        folder.rename(mine)
+    except FileNotFoundError:
+        return  # several found at once that all is complete, and another one was the first
+    try:
+        _write(mine / MANIFEST, manifest)
+        publish(mine, path, force=force)
+    except (OSError, TraceflowError):
+        mine.rename(folder)
+        raise
+    for file in path.glob(_OF_RANK):
         file.unlink()
 
 
-def _claimed(folder: Path) -> bool:
-    """Whether this process is the one to publish: several may find at once that all is complete."""
-    try:
-        (folder / _CLAIM).touch(exist_ok=False)
-    except (FileExistsError, FileNotFoundError):
-        return False
-    return True
+def _claimed(folder: Path) -> Path:
+    """The name of a folder while one of the processes publishes it."""
+    return folder.with_name(folder.name.replace(".incomplete-", ".publishing-"))
 
 
 def _read_beside_others(folder: Path) -> Manifest | None:
@@ -250,7 +254,7 @@ def wait_until_published(folder: Path, *, patience_s: float) -> str | None:
         None when the capture was published, else what keeps it from that.
     """
     deadline, pause_s = time.monotonic() + patience_s, 0.01
-    while folder.exists():
+    while folder.exists() or _claimed(folder).exists():
         manifest = _read_beside_others(folder)
         if manifest is not None and manifest.problem is not None:
             return manifest.problem
