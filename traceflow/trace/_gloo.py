@@ -236,7 +236,9 @@ def _groups_at(moments_ns: Sequence[int], asked: Sequence[Sequence[Record]]) -> 
         for one, other in pairwise(records):
             room = other.position - one.position - 1
             inside = range(bisect_left(moments_ns, one.created_ns), bisect_left(moments_ns, other.created_ns))
-            for transfer in inside if room == 0 else ():
-                possible[transfer].discard(group)
-            certain.update(dict.fromkeys(inside, group) if room == len(inside) else {})
+            if room == 0:
+                for transfer in inside:
+                    possible[transfer].discard(group)
+            elif room == len(inside):
+                certain.update(dict.fromkeys(inside, group))
     return [{certain[i]} if i in certain else some for i, some in enumerate(possible)]

@@ -73,7 +73,7 @@ def with_flight_recorder(
         *find_transfers(executions, operators, records, groups, rank),
     ]
     completed = _with_flows(_with_rows(trace, found, groups), found)
-    return replace(completed, tally=trace.tally + Tally(notes=_missing(len(executions) - len(found), len(executions), rank)))
+    return replace(completed, tally=trace.tally + _missing(len(executions) - len(found), len(executions), rank))
 
 
 def _executions(trace: Trace, rank: int, arguments: Given) -> list[Call]:
@@ -116,11 +116,6 @@ def _read(dump: bytes | Mapping[str, Json]) -> tuple[list[Group], list[Record]]:
 
 
 def _record(entry: Mapping[str, Any], group: int) -> Record:
-    from traceflow.trace._kineto_communications import _ITEM_BYTES
-
-    sizes = [elements([shape]) for shape in entry["input_sizes"]]
-    item_bytes = [_ITEM_BYTES.get(dtype) for dtype in entry["input_dtypes"]]
-    payload = [size * width for size, width in zip(sizes, item_bytes, strict=True) if size is not None and width is not None]
     return Record(
         group=group,
         name=entry["profiling_name"],
@@ -128,8 +123,16 @@ def _record(entry: Mapping[str, Any], group: int) -> Record:
         position=entry["op_id"],
         created_ns=entry["time_created_ns"],
         elements=elements(entry["input_sizes"]),
-        payload_bytes=sum(payload) if len(payload) == len(sizes) else ABSENT,
+        payload_bytes=_payload_bytes(entry["input_sizes"], entry["input_dtypes"]),
     )
+
+
+def _payload_bytes(shapes: Sequence[Any], dtypes: Sequence[str]) -> int:
+    from traceflow.trace._kineto_communications import _ITEM_BYTES
+
+    sizes = [(elements([shape]), _ITEM_BYTES.get(dtype)) for shape, dtype in zip(shapes, dtypes, strict=True)]
+    known = [count * item_bytes for count, item_bytes in sizes if count is not None and item_bytes is not None]
+    return sum(known) if len(known) == len(sizes) else ABSENT
 
 
 def _group(name: str, configured: Mapping[str, Any]) -> Group:
@@ -151,7 +154,8 @@ def _with_rows(trace: Trace, found: Sequence[Found], groups: Sequence[Group]) ->
     for one in found:
         at = row[one.event]
         columns["group"][at] = every.index(groups[one.group])
-        columns["in_splits"][at], columns["out_splits"][at] = (code[s] if s else ABSENT for s in (one.in_splits, one.out_splits))
+        columns["in_splits"][at] = code[one.in_splits] if one.in_splits else ABSENT
+        columns["out_splits"][at] = code[one.out_splits] if one.out_splits else ABSENT
         for name in ("key", "sequence", "payload_bytes", "source", "destination"):
             columns[name][at] = getattr(one, name)
     return replace(trace, strings=tuple(strings), groups=tuple(every), communications=Communications(**columns))
@@ -160,13 +164,15 @@ def _with_rows(trace: Trace, found: Sequence[Found], groups: Sequence[Group]) ->
 def _with_flows(trace: Trace, found: Sequence[Found]) -> Trace:
     """The trace with a flow from each operator to what it issued."""
     pairs = [(one.operator, one.event) for one in found if one.operator is not None]
-    both = np.concatenate((np.column_stack((trace.flows.source, trace.flows.target)), np.array(pairs).reshape(-1, 2)))
+    both = np.concatenate(
+        (np.column_stack((trace.flows.source, trace.flows.target)), np.array(pairs, np.int64).reshape(-1, 2))
+    )
     source, target = np.unique(both, axis=0).T.astype(np.int32)
     return replace(trace, flows=Flows(source, target))
 
 
-def _missing(missing: int, executed: int, rank: int) -> tuple[Note, ...]:
+def _missing(missing: int, executed: int, rank: int) -> Tally:
     if not missing:
-        return ()
+        return Tally()
     text = f"rank {rank}: the flight recorder does not tell the group of {missing} of {executed} calls of gloo"
-    return (Note("TF310", text, ("/result",)),)
+    return Tally(notes=(Note("TF310", text, ("/result",)),))
