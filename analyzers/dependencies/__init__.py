@@ -17,7 +17,7 @@ from traceflow.analyzers.matching import Matches, match
 from traceflow.graph import DependencyGraph, dependency_graph
 from traceflow.program.module import Programs
 from traceflow.result import Note
-from traceflow.trace.model import ABSENT, Int32, Trace
+from traceflow.trace.model import ABSENT, Int32, LaneKind, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
     if denied:
         text = ", ".join(f"{count} {kind.label}" for kind, count in denied.items())
         notes.append(Note("TF304", f"timestamps contradict {text} edges; they were left out"))
-    if inferred:
+    if inferred and (trace.lanes.kind == LaneKind.STREAM).any():  # XLA waits for results: it has no such records
         text = f"{inferred} blocking calls have no synchronisation record; what they waited for was inferred from the work that ended last"
         notes.append(Note("TF303", text, ("/result",)))
     if stuck_out:
