@@ -786,7 +786,7 @@ def test_the_order_of_a_recorded_file_changes_nothing(tmp_path: Path, name: str)
     if not path.exists():
         pytest.skip("no cases beside the checkout")
     content = json.loads(gzip.decompress(path.read_bytes()))
-    random.Random(0).shuffle(content["traceEvents"])  # noqa: S311
+    random.Random(0).shuffle(content["traceEvents"])
     shuffled = tmp_path / path.name
     shuffled.write_bytes(gzip.compress(json.dumps(content).encode()))
     assert plain(read_kineto(shuffled)) == plain(read_kineto(path))
