@@ -170,6 +170,11 @@ def test_more_devices_than_jax_has_are_refused() -> None:
         line_mesh(len(jax.devices("cpu")) + 1, AXIS)
 
 
+def test_devices_of_a_platform_that_is_not_there_are_refused() -> None:
+    with pytest.raises(TraceflowError, match=r"TF115.*devices of tpu"):
+        line_mesh(1, AXIS, platform="tpu")
+
+
 def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
     module = "traceflow.collectors.workloads.collective_matmul"
     output = tmp_path / "runs"

@@ -22,13 +22,17 @@ def line_mesh(devices: int, axis: str, *, platform: str = "cpu") -> Mesh:
         platform: Which: "cpu", where JAX simulates as many as are asked for before it starts; "gpu", "tpu".
 
     Raises:
-        TraceflowError: TF115 when JAX has fewer of them; once started, it cannot add any.
+        TraceflowError: TF115 when JAX has none of the platform, or fewer; once started, it cannot add any.
     """
     import jax
 
     with suppress(RuntimeError):  # JAX runs already
         jax.config.update("jax_num_cpu_devices", devices)
-    found = jax.devices(platform)[:devices]
+    try:
+        found = jax.devices(platform)[:devices]
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise TraceflowError("TF115", f"cannot use devices of {platform}", why, "choose another platform") from error
     if len(found) < devices:
         why = f"this process has started JAX with {len(found)}"
         raise TraceflowError("TF115", f"cannot use {devices} devices of {platform}", why, "do it in a fresh process")

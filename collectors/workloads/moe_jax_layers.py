@@ -12,8 +12,8 @@ Each of N devices holds S / N tokens and E / N experts:
 - `masked`: how not to do it. An all-gather takes all experts to all devices, each computes them all for all of its
   tokens, and multiplies what was not chosen by zero.
 
-All apply the gates when they combine the results, on which an expert's multiplications do not depend. Each function
-here is what one device does, inside `jax.shard_map`; its stages are named scopes.
+All apply the gates when they combine the results, not inside an expert. Each of the functions that mix is what one
+device does, inside `jax.shard_map`; its stages are named scopes.
 """
 
 from __future__ import annotations
