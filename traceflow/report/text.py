@@ -406,9 +406,13 @@ def _evidence(document: Document) -> Iterator[RenderableType]:
 
 
 def _unknown(document: Document) -> Iterator[RenderableType]:
+    """What could not be established, once per reason."""
+    by_reason: dict[str, list[str]] = {}
     for skipped in document["skipped"]:
         if skipped["what"] not in _TOLD:
-            yield Text(f"{skipped['what'].removeprefix('/result')}: {UNKNOWN} ({skipped['reason']})")
+            by_reason.setdefault(skipped["reason"], []).append(skipped["what"].removeprefix("/result"))
+    for reason, pointers in by_reason.items():
+        yield Text(f"{', '.join(pointers)}: {UNKNOWN} ({reason})")
 
 
 def _why(document: Document, pointer: str) -> str:
