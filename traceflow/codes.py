@@ -165,9 +165,9 @@ _ALL = (
     ),
     Code(
         "TF302",
-        "truncated trace",
-        "The file ends in the middle of an event; what came before it was read.",
-        "Let the profiler finish writing; results hold for the part that is there.",
+        "part of the trace is missing",
+        "Some events could not be read, or the trace does not say when it began; the rest was read.",
+        "Let the profiler finish writing and copy the file again; results hold for the part that is there.",
     ),
     Code(
         "TF303",

@@ -102,7 +102,7 @@ class Rows:
     bytes_read: int
     damaged_at: int | None  # where the first piece begins that cannot be understood
     is_complete: bool  # whether the text goes on to the bracket that closes the first
-    is_cut: bool  # whether it ends inside an event
+    is_open_list: bool  # whether it is a bare list that lacks only its closing bracket, which the format allows
     compression: str | None  # what is wrong with the gzip stream
 
 
@@ -209,7 +209,7 @@ class _Collector:
             int(self._state[k.OFFSET]) + len(rest),
             damage if damage >= 0 else None,
             mode == k.END,
-            mode == k.EVENTS and bool(rest.strip()),
+            mode == k.EVENTS and bool(self._state[k.BARE]) and not rest.strip(),
             compression,
         )
 

@@ -44,8 +44,8 @@ def read_kineto(path: Path) -> Trace:
     or, if they block, waits; kernels and copies lie on the streams of their device. Times come from the decimal
     text: start = floor(ts), end = floor(ts + dur) in ns, so that neighbours keep their order. Step annotations,
     synchronisation records and flows from forward to backward fill the tables beside the events. What is
-    neither is counted with a reason, and so is what is damaged: an event that is no JSON is passed over, a file
-    that ends early is read as far as it goes.
+    neither is counted with a reason, and so is an event that is no JSON. A file that ends early is refused: device
+    events come last in it, so that what is left would give wrong answers, not incomplete ones.
 
     Args:
         path: A `.json` or `.json.gz` file: an object with `traceEvents`, or a bare list of events.
@@ -55,7 +55,7 @@ def read_kineto(path: Path) -> Trace:
 
     Raises:
         TraceflowError: TF101 when the file cannot be opened, TF102 when it is empty, TF103 when it is no JSON or
-            damaged before the first event, TF104 when it holds no events, TF105 when it cannot be unpacked.
+            ends early, TF104 when it holds no events, TF105 when it cannot be unpacked to its end.
     """
     from traceflow.trace._kineto_rows import read_rows
     from traceflow.trace._kineto_trace import trace_of
@@ -66,11 +66,12 @@ def read_kineto(path: Path) -> Trace:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path}", why[:1].lower() + why[1:], "check the path") from error
     rank, notes = _rank(rows, path)
+    if rows.compression or not (rows.is_complete or rows.is_open_list):
+        raise _refusal(rows, path)
     trace = trace_of(rows, rank)
     if not len(trace.events):
         raise _refusal(rows, path)
-    cut = Tally(1, 0, {}, {"cut off at the end of the file": 1}) if rows.is_cut else Tally()
-    return replace(trace, tally=trace.tally + cut + Tally(notes=(*notes, *_damage(rows))))
+    return replace(trace, tally=trace.tally + Tally(notes=(*notes, *_damage(rows))))
 
 
 def _rank(rows: Rows, path: Path) -> tuple[Rank, tuple[Note, ...]]:
@@ -92,15 +93,11 @@ def _non_negative(value: Json) -> int | None:
 
 
 def _damage(rows: Rows) -> tuple[Note, ...]:
-    """What of the file could not be read, in one note each."""
-    texts = []
-    if rows.compression:
-        texts.append(f"the compression is damaged ({rows.compression}): events behind the damage are lost")
-    elif not rows.is_complete and rows.damaged_at is None:
-        texts.append(f"the file ends early, after {rows.bytes_read} bytes: later events are lost")
-    if rows.damaged_at is not None:
-        texts.append(f"from byte {rows.damaged_at} on, something is no JSON: the events that hold it are lost")
-    return tuple(Note("TF302", text, ("/result",)) for text in texts)
+    """What of the file could not be read."""
+    if rows.damaged_at is None:
+        return ()
+    text = f"from byte {rows.damaged_at} on, something is no JSON: the events that hold it are lost"
+    return (Note("TF302", text, ("/result",)),)
 
 
 def _refusal(rows: Rows, path: Path) -> TraceflowError:
@@ -114,7 +111,7 @@ def _refusal(rows: Rows, path: Path) -> TraceflowError:
         why = f"it is no JSON from byte {rows.damaged_at} on"
         return TraceflowError("TF103", f"cannot read {path}", why, again)
     if not rows.is_complete:
-        why = f"it ends after {rows.bytes_read} bytes, before any event"
+        why = f"it ends early, after {rows.bytes_read} bytes"
         return TraceflowError("TF103", f"cannot read {path}", why, again)
     count = int(rows.counts.sum())
     why = f"none of its {count} records is work of a host or a device" if count else "it holds no events"
