@@ -69,6 +69,7 @@ class Found:
     in_splits: str | None = None
     out_splits: str | None = None
     operator: int | None = None  # the event that issued it, on another thread
+    posted_ns: int | None = None  # when it began, where its own event starts too late
 
 
 class Operators:
@@ -215,12 +216,20 @@ def find_transfers(
     asked = _by(lambda record: record.group, records)
     possible = _groups_at([call.start_ns for call in transfers], [asked[group] for group in range(len(groups))])
     for call, some in zip(transfers, possible, strict=True):
-        operator = operators.at(call.start_ns, call.thread)
-        given = operator.arguments if operator is not None else ()
-        group, peer = min(some, default=ABSENT), _integer(given, _PEER)
-        if len(some) == 1 and 0 <= peer < len(members := groups[group].members):
-            source, destination = (rank, members[peer]) if call.name == _SEND else (members[peer], rank)
-            yield Found(call.event, group, _integer(given, _TAG), source=source, destination=destination)
+        operator, group = operators.at(call.start_ns, call.thread), min(some, default=ABSENT)
+        peer = ABSENT if operator is None else _integer(operator.arguments, _PEER)
+        if operator is None or len(some) != 1 or not 0 <= peer < len(groups[group].members):
+            continue
+        ends = rank, groups[group].members[peer]
+        source, destination = ends if call.name == _SEND else reversed(ends)
+        yield Found(
+            event=call.event,
+            group=group,
+            key=_integer(operator.arguments, _TAG),
+            source=source,
+            destination=destination,
+            posted_ns=operator.start_ns,
+        )
 
 
 def _groups_at(moments_ns: Sequence[int], asked: Sequence[Sequence[Record]]) -> list[set[int]]:
