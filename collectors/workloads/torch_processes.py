@@ -1,0 +1,69 @@
+"""The processes of a PyTorch workload: as many as are asked for, on this host, joined over loopback."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    import torch
+
+Outcome = TypeVar("Outcome")
+
+BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
+_PATIENCE = timedelta(minutes=2)  # of a collective that waits for the others
+
+
+def run(program: Callable[..., Outcome], processes: int, *arguments: Any, platform: str = "cpu") -> list[Outcome]:
+    """Run `program(*arguments)` in each of several new processes that form the default group.
+
+    Args:
+        program: A function of a module, so that another process finds it.
+        processes: How many.
+        arguments: What each of them is given.
+        platform: "cpu", or "gpu" for one GPU each.
+
+    Returns:
+        What the program returned, by rank.
+
+    Raises:
+        Exception: what the program raised, in the process of the lowest rank where it did.
+    """
+    context = multiprocessing.get_context("forkserver")  # a fork of a fresh process, which imports PyTorch once for all
+    context.set_forkserver_preload(["torch.distributed", "traceflow.recording"])
+    with TemporaryDirectory() as folder, ProcessPoolExecutor(processes, mp_context=context) as pool:
+        place = Path(folder, "store").as_uri(), processes, platform
+        running = [pool.submit(_process, rank, place, program, arguments) for rank in range(processes)]
+        return [process.result() for process in running]
+
+
+def device() -> torch.device:
+    """What this process computes on."""
+    import torch
+    import torch.distributed as dist
+
+    return torch.device("cpu" if dist.get_backend() == BACKENDS["cpu"] else "cuda")
+
+
+def _process(
+    rank: int, place: tuple[str, int, str], program: Callable[..., Outcome], arguments: tuple[Any, ...]
+) -> Outcome:
+    import torch
+    import torch.distributed as dist
+
+    store, processes, platform = place
+    torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of the host need not resolve
+    if platform == "gpu":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(BACKENDS[platform], init_method=store, rank=rank, world_size=processes, timeout=_PATIENCE)
+    try:
+        return program(*arguments)
+    finally:
+        dist.destroy_process_group()  # after an error, whoever waits for this process fails, too
