@@ -441,7 +441,7 @@ def recordings(draw: st.DrawFn) -> list[KinetoTrace]:
 
     Times are multiples of 4 ns, so that no difference is as small as the clock's resolution.
     """
-    chance = random.Random(draw(st.integers(0, 2**32)))  # noqa: S311
+    chance = random.Random(draw(st.integers(0, 2**32)))
     size = draw(st.integers(1, 3))
     return [_recording(chance, rank, size) for rank in range(size)]
 
