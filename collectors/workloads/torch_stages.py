@@ -39,8 +39,8 @@ def stage(name: str, compute: Callable[..., Any], *inputs: torch.Tensor) -> Any:
 
     Args:
         name: What to call it.
-        compute: Gives one tensor or several. What depends on `inputs` only through other variables has no slope.
-        inputs: All that has a slope, parameters too.
+        compute: Gives one tensor or several. It may use parameters that are not among `inputs`.
+        inputs: Tensors. Unless one of them has a slope, the stage has no derivative.
 
     Returns:
         What `compute` gives: a tensor, or a tuple of them.
@@ -69,10 +69,9 @@ def _stage_function() -> Any:
         def backward(context: Any, *slopes: Any) -> Any:
             pairs = zip(context.outputs, slopes, strict=True)
             outputs, slopes = zip(*(pair for pair in pairs if pair[0].requires_grad), strict=True)
-            wanted = [each for each in context.inputs if each.requires_grad]
             with scope(backward(context.name)):
-                found = iter(torch.autograd.grad(outputs, wanted, slopes))
-            gradients = [next(found) if each.requires_grad else None for each in context.inputs]
+                torch.autograd.backward(outputs, slopes)
+            gradients = [each.grad for each in context.inputs]
             del context.inputs, context.outputs  # they hold what the forward pass kept
             return None, None, *gradients
 
