@@ -113,6 +113,19 @@ _ALL = (
         "JAX and PyTorch are both there, and nothing tells which of them computes: no step gave one of their arrays.",
         "Pass framework='jax' or framework='torch' to record, or give an array to step.ready in the warm-up.",
     ),
+    Code(
+        "TF117",
+        "nothing recorded",
+        "The program ran, but in none of its processes was there a step: an optimizer of PyTorch that steps more than "
+        "once, a step that is annotated for JAX, or else a program that JAX compiles.",
+        "Let it run where traceflow is installed, for more steps than --warmup; or put traceflow.record round its loop.",
+    ),
+    Code(
+        "TF118",
+        "program not started",
+        "What stands after -- is no program that can be run.",
+        "Check its name and its permissions; to run a script, write: traceflow run -- python train.py.",
+    ),
     # TF2xx, findings
     Code(
         "TF201",

@@ -10,6 +10,7 @@ from traceflow.cli.demo import demo
 from traceflow.cli.explain import explain
 from traceflow.cli.options import verb
 from traceflow.cli.report import report
+from traceflow.cli.run import run
 from traceflow.cli.show import show
 from traceflow.cli.what_if import what_if
 
@@ -39,6 +40,7 @@ def traceflow(
 
 
 app.command()(verb(demo))
+app.command(context_settings={"allow_interspersed_args": False})(verb(run))
 app.command()(verb(report))
 app.add_typer(show, name="show")
 app.command("what-if")(verb(what_if))
