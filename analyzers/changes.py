@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceflow.errors import TraceflowError
-from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, SliceKind
+from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, Float64, SliceKind
 from traceflow.trace.model import Bool, Int64, Trace
 
 _SELECTORS = {
@@ -45,6 +45,7 @@ class Hypothesis:
 
     work_ns: Int64
     lag_ns: Int64
+    delay: Float64  # what the latency of each edge is multiplied by, also where it hides behind another edge
     cut: Bool
 
 
@@ -64,22 +65,21 @@ def apply(
     Raises:
         TraceflowError: TF112 for a pattern or a factor that cannot be used.
     """
-    work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
+    work_ns, delay = graph.work_ns.copy(), np.ones(len(graph.source))
     cut = np.zeros(len(graph.source), bool)
-    mine = _of_ranks(trace, graph, ranks)
+    mine, target = _of_ranks(trace, graph, ranks), graph.targets() >> 1
     for change in changes:
         factor = _factor(change)
         if change.pattern == RENDEZVOUS:
-            cut |= _rendezvous(graph, mine, change)
+            cut |= _rendezvous(graph, change) & mine[target]
         elif change.pattern == LAUNCH:
-            late = np.isin(graph.kind[graph.binding], _LAUNCHES) & (graph.binding >= 0) & np.repeat(mine, 2)
-            lag_ns[late] = _scaled(lag_ns[late], factor)
+            delay[np.isin(graph.kind, _LAUNCHES) & mine[target]] *= factor
         else:
             chosen = mine & _selected(trace, graph, change.pattern)
             work_ns[chosen] = _scaled(work_ns[chosen], factor)
             if isinstance(change, Drop):
-                lag_ns[np.repeat(chosen, 2)] = 0
-    return Hypothesis(work_ns, lag_ns, cut)
+                delay[chosen[target]] = 0
+    return Hypothesis(work_ns, _scaled(graph.lag_ns, np.append(delay, 1)[graph.binding]), delay, cut)
 
 
 def _factor(change: Scale | Drop) -> float:
@@ -89,10 +89,8 @@ def _factor(change: Scale | Drop) -> float:
     return factor
 
 
-def _scaled(duration_ns: Int64, factor: float) -> Int64:
+def _scaled(duration_ns: Int64, factor: float | Float64) -> Int64:
     """Rounded to the nearest ns; 0 and 1 are exact."""
-    if factor == 1:
-        return duration_ns
     scaled: Int64 = np.rint(duration_ns * factor).astype(np.int64)
     return scaled
 
@@ -123,12 +121,11 @@ def _selected(trace: Trace, graph: DependencyGraph, pattern: str) -> Bool:
     return chosen
 
 
-def _rendezvous(graph: DependencyGraph, mine: Bool, change: Scale | Drop) -> Bool:
-    """Rendezvous edges into the transfers of the given slices."""
+def _rendezvous(graph: DependencyGraph, change: Scale | Drop) -> Bool:
+    """Rendezvous edges, which cannot be scaled."""
     if isinstance(change, Scale):
         raise TraceflowError(
             "TF112", "cannot scale @rendezvous", "a wait has no duration of its own", "drop it instead"
         )
-    target = np.repeat(np.arange(graph.vertices), np.diff(graph.offsets))
-    cut: Bool = (graph.kind == EdgeKind.RENDEZVOUS) & mine[target >> 1]
-    return cut
+    edges: Bool = graph.kind == EdgeKind.RENDEZVOUS
+    return edges

@@ -222,9 +222,10 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         TraceflowError: TF104 without work, TF111 without such a step.
     """
     window, graph = in_window(trace, found, step)
-    compute = {who: _intervals(graph, mask) for who, mask in _slices_of(trace, graph, (SliceKind.COMPUTE,)).items()}
+    compute = _compute(trace, graph)
     rows = _rows_inside(trace, window)
-    collectives, messages = _instances(trace, found, rows, compute)
+    whole = compute if graph is found.graph else _compute(trace, found.graph)  # a call may reach out of the window
+    collectives, messages = _instances(trace, found, rows, whole)
     unmatched = _unmatched(trace, found, rows)
     participants = _participants(trace, graph, window, compute)
     transfer, everything = (None, None) if unmatched else _removable(trace, graph)
@@ -264,6 +265,10 @@ def _participants(
             )
         )
     return tuple(rows)
+
+
+def _compute(trace: Trace, graph: DependencyGraph) -> dict[Participant, Intervals]:
+    return {who: _intervals(graph, mask) for who, mask in _slices_of(trace, graph, (SliceKind.COMPUTE,)).items()}
 
 
 def _slices_of(trace: Trace, graph: DependencyGraph, kinds: Sequence[SliceKind]) -> dict[Participant, Bool]:

@@ -11,7 +11,7 @@ from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Skipped
-from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Rows, Text, Trace
+from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Text, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -149,7 +149,7 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         segments=segments_of(trace, graph),
         slack=slack_of,
         error_ns=trace.clock_error_ns,
-        skipped=_without_slack(slack_of) if slack_of else (),
+        skipped=_unordered_streams(trace) + (_without_slack(slack_of) if slack_of else ()),
         notes=found.notes,
     )
 
@@ -158,6 +158,18 @@ def _without_slack(slack: Slack) -> tuple[Skipped, ...]:
     if not (slack.slack_ns == ABSENT).any():
         return ()
     return (Skipped("/result/slack/*/slack_ns", "a blocking call does no work of its own that could end later"),)
+
+
+def _unordered_streams(trace: Trace) -> tuple[Skipped, ...]:
+    """Without records of what waited for what, and without operands, streams have no order among themselves."""
+    lanes = trace.lanes
+    streams = np.flatnonzero((lanes.kind == LaneKind.STREAM) & ~np.isin(lanes.rank, trace.syncs.rank))
+    devices, count = np.unique(np.column_stack((lanes.rank, lanes.device))[streams], axis=0, return_counts=True)
+    if len(trace.hlo.event) or not (count > 1).any():
+        return ()
+    ranks = ", ".join(str(rank) for rank in np.unique(devices[count > 1][:, 0]))
+    reason = f"rank {ranks} holds no synchronisation records: what one stream waited for on another is unknown"
+    return (Skipped("/result/segments", reason),)
 
 
 def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
@@ -208,26 +220,36 @@ def _described(
         np.array(trace.lanes.name, object)[lane],
         np.array(trace.strings, object)[trace.events.name[event]],
         np.full(len(row), None, object),
-        _LABELS[
-            np.where(
-                edge == EdgeKind.SELF, np.where(device == ABSENT, EdgeKind.PROGRAM_ORDER, EdgeKind.STREAM_ORDER), edge
-            )
-        ],
+        np.append([None], _LABELS[edge[1:]]),  # nothing leads to the first
         _waiting_for(trace, graph, vertex, work),
     )
 
 
 def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool) -> Rows:
-    """The edge that leads to a segment: into the slice's start for work, into the vertex for a lag; -1 for none."""
-    binding = graph.binding[np.where(work, vertex - 1, vertex)]
+    """The edge that leads to a segment: into the slice's start for its work, into the vertex for a lag; -1 for none.
+
+    A transfer is reached through the end of its wait, where the rendezvous binds; a call that nothing is known to
+    have kept, through its start.
+    """
+    binding = graph.binding[vertex]
+    kept_by_none = (binding >= 0) & (graph.kind[binding] == EdgeKind.SELF)
+    into = np.where(_waited(graph, vertex) & work, vertex - 2, np.where(work | kept_by_none, vertex - 1, vertex))
+    binding = graph.binding[into]
     return np.where(binding < 0, -1, graph.kind[binding])
+
+
+def _waited(graph: DependencyGraph, vertex: Int64) -> Bool:
+    """Vertices of transfers whose wait is the slice before; a window may have cut it off."""
+    row, slices = vertex >> 1, graph.slices
+    waited: Bool = (slices.kind[row] == SliceKind.TRANSFER) & (slices.kind[row - 1] == SliceKind.ARRIVED)
+    return waited & (slices.event[row - 1] == slices.event[row])
 
 
 def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool) -> Text:
     """Who ended the wait before a transfer, or the wait of a blocking call."""
-    kind = graph.slices.kind[vertex >> 1]
+    blocked = graph.slices.kind[vertex >> 1] == SliceKind.BLOCKED
     who = np.full(len(vertex), None, object)
-    for i in np.flatnonzero((work & (kind == SliceKind.TRANSFER)) | (~work & (kind == SliceKind.BLOCKED))):
+    for i in np.flatnonzero((work & _waited(graph, vertex)) | (~work & blocked)):
         who[i] = _ended_by(trace, graph, int(vertex[i]), worked=bool(work[i]))
     return who
 

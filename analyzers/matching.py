@@ -14,6 +14,7 @@ RECEIVES = frozenset({"recv", "irecv", "recv_any_source"})
 FROM_ROOT = frozenset({"broadcast", "_broadcast_oop", "scatter", "collective-broadcast"})
 TO_ROOT = frozenset({"reduce", "_reduce_oop", "gather"})
 PERMUTE = "collective-permute"
+_RESOLUTION_NS = 1000  # of the coarsest clock
 
 
 class Unmatched(IntEnum):
@@ -81,7 +82,7 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
     operations = np.array([trace.strings[code] for code in c.operation], dtype=object)
     p2p = np.isin(operations, list(SENDS | RECEIVES))
     group, size = _groups(trace)
-    key, why = _instance_keys(trace, group, operations, p2p, arrival)
+    key, why, counted = _instance_keys(trace, group, operations, p2p, arrival)
     instance = _numbered(key, why == Unmatched.MATCHED)
     why = _complete(instance, why, np.where(p2p, 2, size), np.where(p2p, np.isin(operations, list(SENDS)), c.member))
     if not across_clocks:
@@ -97,7 +98,9 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
         np.empty(0, np.int32),
         np.empty(0, np.int32),
     )
-    return _timed(_paired(trace, base, operations), arrival)
+    matches = _timed(_paired(trace, base, operations), arrival)
+    sends = np.isin(operations, list(SENDS))  # a send may leave its data in a buffer and end before it is received
+    return matches if across_clocks else _believable(trace, matches, counted, counted & ~sends, key[:, :-1])
 
 
 def _groups(trace: Trace) -> tuple[Int64, Int64]:
@@ -109,8 +112,10 @@ def _groups(trace: Trace) -> tuple[Int64, Int64]:
     return np.where(row < 0, ABSENT, identifiers[row]), np.where(row < 0, ABSENT, sizes[row])
 
 
-def _instance_keys(trace: Trace, group: Int64, operations: Int64, p2p: Bool, arrival: Int64) -> tuple[Int64, Int8]:
-    """Columns whose equality means the same instance, and why some rows have none."""
+def _instance_keys(
+    trace: Trace, group: Int64, operations: Int64, p2p: Bool, arrival: Int64
+) -> tuple[Int64, Int8, Bool]:
+    """Columns whose equality means the same instance, why some rows have none, and which were only counted."""
     c = trace.communications
     why = np.where(group < 0, Unmatched.NO_GROUP, Unmatched.MATCHED).astype(np.int8)
     ends = np.where(p2p, c.source, ABSENT), np.where(p2p, c.destination, ABSENT)
@@ -120,7 +125,7 @@ def _instance_keys(trace: Trace, group: Int64, operations: Int64, p2p: Bool, arr
     sequence = np.where(counted, _ordinal(np.column_stack((channel, c.member, sender)), arrival), c.sequence)
     agreed = _agreeing(channel, np.column_stack((c.member, sender)), sequence, operations, p2p, counted)
     why[counted & ~agreed] = np.where(p2p[counted & ~agreed], Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)
-    return np.column_stack((channel, sequence)), why
+    return np.column_stack((channel, sequence)), why, counted
 
 
 def _ordinal(columns: Int64, arrival: Int64) -> Int64:
@@ -212,14 +217,17 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
     why, pairs = matches.why.copy(), []
     order = np.argsort(matches.instance, kind="stable")
     low, high = (np.searchsorted(matches.instance[order], instances, side=side) for side in ("left", "right"))
-    for at, first, last in zip(instances, low, high, strict=True):
+    for first, last in zip(low, high, strict=True):
         rows = order[first:last]
         joined[rows] = False  # one sparse row makes the whole instance pairwise
-        needed = _needs(trace, rows, str(operations[rows[0]]), point_to_point=bool(matches.point_to_point[rows[0]]))
-        if needed is None:
-            why[matches.instance == at] = Unmatched.NO_ROOT
+        if matches.point_to_point[rows[0]]:
+            pairs += _needs_of_transfer(trace, rows, operations)
+        elif (needed := _needs(trace, rows, str(operations[rows[0]]))) is None:
+            why[rows] = Unmatched.NO_ROOT
+        elif len(needed) == len(rows) * (len(rows) - 1):
+            joined[rows] = True
         else:
-            pairs.extend(needed)
+            pairs += needed
     source, target = np.array(pairs, np.int32).reshape(-1, 2).T
     unrooted = why == Unmatched.NO_ROOT
     return replace(
@@ -232,11 +240,16 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
     )
 
 
-def _needs(trace: Trace, rows: Int64, operation: str, *, point_to_point: bool) -> list[tuple[int, int]] | None:
-    """Pairs (needed row, row that needs it) of one instance, a row itself left out; None without a root."""
+def _needs_of_transfer(trace: Trace, rows: Int64, operations: Int64) -> list[tuple[int, int]]:
+    """The receive needs the send; on devices, where both are work until the data is through, each needs the other."""
+    send, receive = rows if operations[rows[0]] in SENDS else rows[::-1]
+    on_device = trace.lanes.device[trace.events.lane[trace.communications.event[rows]]] != ABSENT
+    return [(send, receive), (receive, send)] if on_device.all() else [(send, receive)]
+
+
+def _needs(trace: Trace, rows: Int64, operation: str) -> list[tuple[int, int]] | None:
+    """Pairs (needed row, row that needs it) of one collective, a row itself left out; None without a root."""
     c = trace.communications
-    if point_to_point:
-        return [(int(rows[0]), int(rows[1])), (int(rows[1]), int(rows[0]))]
     if operation in FROM_ROOT | TO_ROOT:
         root = [int(row) for row in rows if c.member[row] == c.source[row]]
         others = [int(row) for row in rows if int(row) not in root]
@@ -250,14 +263,14 @@ def _needs(trace: Trace, rows: Int64, operation: str, *, point_to_point: bool) -
             for row in rows
             if int(c.source[row]) in at and at[int(c.source[row])] != row
         ]
-    place = {int(member): at for at, member in enumerate(np.sort(c.member[rows]))}
     sends = {int(row): _splits(trace.strings[c.in_splits[row]]) for row in rows if c.in_splits[row] >= 0}
-    return [
-        (int(one), int(two))
-        for one in rows
-        for two in rows
-        if one != two and (not sends.get(int(one)) or sends[int(one)][place[int(c.member[two])]] > 0)
-    ]
+    place = {int(row): at for at, row in enumerate(rows[np.argsort(c.member[rows])])}
+
+    def gives(one: int, two: int) -> bool:
+        rows_to = sends.get(one, [])
+        return len(rows_to) != len(place) or rows_to[place[two]] > 0
+
+    return [(one, two) for one in place for two in place if one != two and (gives(one, two) or gives(two, one))]
 
 
 def _timed(matches: Matches, arrival: Int64) -> Matches:
@@ -283,3 +296,29 @@ def _timed(matches: Matches, arrival: Int64) -> Matches:
     order = np.argsort(-needed[binding], kind="stable")
     last_row[needs[binding][order]] = needed[binding][order]
     return replace(matches, last_ns=np.where(matched, last, 0), last_row=last_row)
+
+
+def _believable(trace: Trace, matches: Matches, counted: Bool, judged: Bool, channel: Int64) -> Matches:
+    """Refuse what was matched by counting where an end before the last arrival denies it.
+
+    The participants' windows were cut at different places then, so that all calls of the channel are in doubt.
+    """
+    end_ns = trace.events.end_ns[trace.communications.event]
+    doubt_ns = max(_RESOLUTION_NS, trace.clock_error_ns)
+    denied = judged & (matches.instance >= 0) & (end_ns + doubt_ns < matches.last_ns)
+    if not denied.any():
+        return matches
+    which = np.unique(channel, axis=0, return_inverse=True)[1].ravel()
+    refused = counted & (matches.instance >= 0) & np.isin(which, which[denied])
+    keep = ~refused[matches.pair_source]
+    reason = np.where(matches.point_to_point, Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)
+    return replace(
+        matches,
+        instance=np.where(refused, ABSENT, matches.instance).astype(np.int32),
+        why=np.where(refused, reason, matches.why).astype(np.int8),
+        last_ns=np.where(refused, 0, matches.last_ns),
+        last_row=np.where(refused, ABSENT, matches.last_row).astype(np.int32),
+        joined=matches.joined & ~refused,
+        pair_source=matches.pair_source[keep],
+        pair_target=matches.pair_target[keep],
+    )

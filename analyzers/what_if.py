@@ -98,7 +98,7 @@ def what_if(
 def predict(graph: DependencyGraph, supposed: Hypothesis) -> tuple[int, bool]:
     """Predicted length of a window in ns, and whether it is exact."""
     time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
-    low, high = graph.replay_bounds(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
+    low, high = graph.replay_bounds(work_ns=supposed.work_ns, delay=supposed.delay, cut=supposed.cut)
     ends = {graph.end_of(times) for times in (time_ns, low, high)}
     return graph.end_of(time_ns) - graph.start_ns, len(ends) == 1
 

@@ -10,6 +10,7 @@ Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
+Float64 = NDArray[np.float64]
 
 SELF = 0
 RENDEZVOUS = 9
@@ -36,10 +37,11 @@ def by_target(
 
 
 @njit(cache=True)
-def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
+def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32, Bool]:
     """Vertices so that every edge leads forward, by depth-first search over predecessors.
 
-    An edge that closes a cycle (only possible among vertices of one instant) is left out and marked.
+    An edge that closes a cycle (only possible among vertices of one instant) is left out and marked; never the one
+    inside a slice: in its place goes the edge by which the search left the slice's start.
     """
     vertices = len(offsets) - 1
     order, filled = np.empty(vertices, np.int32), 0
@@ -61,7 +63,14 @@ def topological_order(offsets: Int64, source: Int32) -> tuple[Int32, Bool]:
             e = cursor[v]
             cursor[v] += 1
             u = source[e]
-            if state[u] == 1:
+            if state[u] == 1 and kind[e] == SELF:
+                while stack[depth - 1] != u:  # search again from u, without that edge
+                    w = stack[depth - 1]
+                    state[w], cursor[w] = 0, offsets[w]
+                    closing[offsets[w] : offsets[w + 1]] = False
+                    depth -= 1
+                closing[cursor[u] - 1] = True
+            elif state[u] == 1:
                 closing[e] = True
             elif state[u] == 0:
                 state[u], stack[depth] = 1, u
@@ -151,13 +160,12 @@ def replay_bounds(
     order: Int32,
     old_work: Int64,
     work: Int64,
-    old_lag: Int64,
-    lag: Int64,
     binding: Int64,
     offsets: Int64,
     source: Int32,
     kind: Int8,
     advance: Int32,
+    delay: Float64,
     cut: Bool,
     can_delay: Bool,
 ) -> tuple[Int64, Int64]:
@@ -170,7 +178,6 @@ def replay_bounds(
     for v in order:
         some, reached, has_cause = False, False, False
         floor_low, floor_high, cause_low, cause_high = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
-        extra = lag[v] - old_lag[v]
         for e in range(offsets[v], offsets[v + 1]):
             if cut[e]:
                 continue
@@ -184,7 +191,9 @@ def replay_bounds(
             if before == measured[v]:
                 reached = True
             if can_delay[kind[e]] or e == binding[v]:
-                hidden = max(measured[v] - before + extra, np.int64(0))
+                hidden = measured[v] - before
+                if delay[e] != 1:
+                    hidden = np.int64(np.rint(hidden * delay[e]))
                 cause_low = bound_low + hidden if not has_cause else min(cause_low, bound_low + hidden)
                 cause_high = bound_high + hidden if not has_cause else max(cause_high, bound_high + hidden)
                 has_cause = True

@@ -19,6 +19,7 @@ Int64: TypeAlias = NDArray[np.int64]
 Int32: TypeAlias = NDArray[np.int32]
 Int8: TypeAlias = NDArray[np.int8]
 Bool: TypeAlias = NDArray[np.bool_]
+Float64: TypeAlias = NDArray[np.float64]
 Rows: TypeAlias = NDArray[np.integer]
 
 NO_EVENT = -1
@@ -134,6 +135,10 @@ class DependencyGraph:
         """Number of vertices, two per slice."""
         return len(self.time_ns)
 
+    def targets(self) -> Int32:
+        """The vertex that each edge binds, shape (edges,)."""
+        return np.repeat(np.arange(self.vertices, dtype=np.int32), np.diff(self.offsets))
+
     def end_vertex(self) -> int:
         """The end of the counted slice that ends last; of several, the one that works, then the first."""
         ends = np.where(self.counted, self.slices.end_ns, np.iinfo(np.int64).min)
@@ -168,11 +173,16 @@ class DependencyGraph:
         )
         return times
 
-    def replay_bounds(self, *, work_ns: Int64, lag_ns: Int64, cut: Bool) -> tuple[Int64, Int64]:
+    def replay_bounds(self, *, work_ns: Int64, delay: Float64, cut: Bool) -> tuple[Int64, Int64]:
         """Earliest and latest time of every vertex that the measurement allows, in ns.
 
         A measured start tells only the sum of a bound and a latency. Where several edges bind a vertex, a
         latency may hide behind another edge; the two times enclose every way to attribute it.
+
+        Args:
+            work_ns: Work of each slice, shape (slices,).
+            delay: What the latency of each edge is multiplied by, hidden or not, shape (edges,).
+            cut: Edges to leave out, shape (edges,).
         """
         from traceflow._replay import replay_bounds
 
@@ -182,13 +192,12 @@ class DependencyGraph:
             self.order,
             self.work_ns,
             work_ns,
-            self.lag_ns,
-            lag_ns,
             self.binding,
             self.offsets,
             self.source,
             self.kind,
             self.advance_ns,
+            delay,
             cut,
             can_delay,
         )
@@ -271,7 +280,7 @@ def _ordered(source: Int32, target: Int32, kind: Int8, advance: Int32, vertices:
 
     csr: _Csr = by_target(source, target, kind, advance, vertices)
     offsets, sources, kinds, advances = csr
-    order, closing = topological_order(offsets, sources)
+    order, closing = topological_order(offsets, sources, kinds)
     if closing.any():
         targets = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(offsets))[~closing]
         csr = by_target(sources[~closing], targets, kinds[~closing], advances[~closing], vertices)
@@ -344,8 +353,7 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
     """
     from traceflow._replay import bindings, by_target
 
-    target = np.repeat(np.arange(graph.vertices, dtype=np.int32), np.diff(graph.offsets))[~cut]
-    csr = by_target(graph.source[~cut], target, graph.kind[~cut], graph.advance_ns[~cut], graph.vertices)
+    csr = by_target(graph.source[~cut], graph.targets()[~cut], graph.kind[~cut], graph.advance_ns[~cut], graph.vertices)
     slices = replace(graph.slices, start_ns=time_ns[0::2].copy(), end_ns=time_ns[1::2].copy())
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     return replace(
@@ -365,7 +373,7 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
 
 def _inside(graph: DependencyGraph, renumber: Int32, origin: int, start_ns: int, end_ns: int) -> list[Edges]:
     """Edges into vertices of the window; what came before the start is represented by the origin's end."""
-    target = np.repeat(np.arange(graph.vertices, dtype=np.int32), np.diff(graph.offsets))
+    target = graph.targets()
     time_ns, source = graph.time_ns, graph.source
     keep = (renumber[target >> 1] < origin) & (graph.kind != EdgeKind.SELF)
     keep &= (time_ns[target] >= start_ns) & (time_ns[target] <= end_ns)

@@ -42,11 +42,13 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
     matches, launch, resolution_ns = match(trace), launched(trace), _resolution_ns(trace)
     blocking = waits_for_copy(trace, launch)
     slices = cut(trace, matches, blocking | envelopes(trace, programs))
+    handed_off, waits = hand_off(trace, slices)
+    slices = slices.with_blocked(waits)
     operands = data(trace, programs, slices)
     synchronised, inferred = synchronisation(trace, launch, slices, blocking)
     edges = [
         program_order(trace, slices),
-        hand_off(trace, slices),
+        handed_off,
         *flows(trace, slices),
         *launch_edges(trace, launch, slices),
         *stream_order(trace, slices, resolution_ns),

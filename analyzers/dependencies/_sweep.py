@@ -15,7 +15,8 @@ Bool = NDArray[np.bool_]
 def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64, Int64, Int32, Int32, int]:
     """Slices (start, end, event, depth of nesting) of events sorted by (lane, start, -end), and how many were cut to their parent.
 
-    Every event opens with a slice, empty where a child starts with it; the other slices are never empty.
+    Every event opens and closes with a slice, empty where a child starts or ends with it; slices between children
+    are never empty.
     """
     count = len(start)
     starts, ends, events = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64), np.empty(2 * count, np.int32)
@@ -27,11 +28,9 @@ def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64
         closing_lane = i == count or (i > 0 and lane[i] != lane[i - 1])
         while depth > 0 and (closing_lane or stop[depth - 1] <= start[i]):
             top = stack[depth - 1]
-            if stop[depth - 1] > resumed[depth - 1] or not opened[top]:
-                starts[filled], ends[filled], events[filled] = resumed[depth - 1], stop[depth - 1], top
-                depths[filled] = depth - 1
-                filled += 1
-            opened[top] = True
+            starts[filled], ends[filled], events[filled] = resumed[depth - 1], stop[depth - 1], top
+            depths[filled] = depth - 1
+            filled += 1
             depth -= 1
             if depth > 0:
                 resumed[depth - 1] = stop[depth]

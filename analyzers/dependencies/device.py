@@ -48,38 +48,62 @@ def waits_for_copy(trace: Trace, launch: Launched) -> Bool:
     return waits
 
 
+def in_stream_order(trace: Trace) -> Int64:
+    """The events of streams in the order in which they ran, stream by stream.
+
+    Of two that start together, the one that ends first came first: it took no time.
+    """
+    e = trace.events
+    rows = np.flatnonzero((trace.lanes.kind == LaneKind.STREAM)[e.lane])
+    together = (e.lane[rows[1:]] == e.lane[rows[:-1]]) & (e.start_ns[rows[1:]] == e.start_ns[rows[:-1]])
+    tied = np.append(together, False) | np.append(False, together) if len(rows) else np.zeros(0, bool)
+    some = rows[tied]
+    rows[tied] = some[np.lexsort((e.correlation[some], e.end_ns[some], e.start_ns[some], e.lane[some]))]
+    return rows
+
+
 def launch_edges(trace: Trace, launch: Launched, cut: Cut) -> list[Edges]:
     """The start of a launch call binds the work; of a graph, the first node on each stream."""
-    work = np.flatnonzero(launch.call >= 0)
-    call, lane = launch.call[work], trace.events.lane[work]
-    many = (np.bincount(call, minlength=1) > 1)[call] if len(work) else np.zeros(0, bool)
-    first = np.unique(np.column_stack((call, lane)), axis=0, return_index=True)[1]  # events are in order of start
-    root = np.zeros(len(work), bool)
-    root[first] = True
+    e, work = trace.events, np.flatnonzero(launch.call >= 0)
+    many = (np.bincount(launch.call[work], minlength=1) > 1)[launch.call[work]]
+    single, nodes = work[~many], work[many]
+    nodes = nodes[np.lexsort((e.end_ns[nodes], e.start_ns[nodes]))]
+    first = np.unique(np.column_stack((launch.call[nodes], e.lane[nodes])), axis=0, return_index=True)[1]
     return [
-        Edges(cut.start_of(call[chosen]), cut.start_of(work[chosen]), kind)
-        for chosen, kind in ((~many, EdgeKind.LAUNCH), (many & root, EdgeKind.GRAPH_LAUNCH))
+        Edges(cut.start_of(launch.call[chosen]), cut.start_of(chosen), kind)
+        for chosen, kind in ((single, EdgeKind.LAUNCH), (nodes[first], EdgeKind.GRAPH_LAUNCH))
     ]
 
 
 def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
     """The end of work on a stream binds the start of the next; where they overlap, start binds start.
 
-    Overlap within the clock's resolution is none. On a device line, whose events nest, consecutive slices are in
-    order; so are the two parts of a collective.
+    Overlap within the clock's resolution is none. Work that outlasts what came after it binds the first that
+    starts when it has ended. On a device line, whose events nest, consecutive slices are in order; so are the two
+    parts of a collective.
     """
     e, s = trace.events, cut.slices
-    on_stream = np.flatnonzero(trace.lanes.kind[e.lane] == LaneKind.STREAM)
-    before, after = on_stream[:-1], on_stream[1:]
+    rows = in_stream_order(trace)
+    before, after = rows[:-1], rows[1:]
+    longest = rows[_last_to_end(e.lane[rows], e.end_ns[rows])][:-1]
     same = e.lane[before] == e.lane[after]
-    before, after = before[same], after[same]
+    before, after, longest = before[same], after[same], longest[same]
     behind = e.end_ns[before] <= e.start_ns[after] + resolution_ns
+    outlasted = (longest != before) & (e.end_ns[longest] <= e.start_ns[after] + resolution_ns)
     on_line = np.append(trace.lanes.kind == LaneKind.LINE, False)[s.lane]
     following = (s.lane[1:] == s.lane[:-1]) & (on_line[1:] | (s.event[1:] == s.event[:-1]))
     following &= np.append(trace.lanes.kind != LaneKind.THREAD, False)[s.lane[1:]]
     left = np.flatnonzero(following)
     return [
         Edges(cut.end_of(before[behind]), cut.start_of(after[behind]), EdgeKind.STREAM_ORDER),
+        Edges(cut.end_of(longest[outlasted]), cut.start_of(after[outlasted]), EdgeKind.STREAM_ORDER),
         Edges(cut.start_of(before[~behind]), cut.start_of(after[~behind]), EdgeKind.STREAM_ORDER),
         Edges(2 * left + 1, 2 * left + 2, EdgeKind.STREAM_ORDER),
     ]
+
+
+def _last_to_end(lane: Int32, end_ns: Int64) -> Int64:
+    """For each row of sorted lanes, the row up to there on its lane that ends last; of several, the last of them."""
+    latest = lane.astype(np.int64) * (int(end_ns.max(initial=0)) + 1) + end_ns
+    here = np.flatnonzero(latest == np.maximum.accumulate(latest))
+    return here[np.searchsorted(here, np.arange(len(lane)), side="right") - 1]

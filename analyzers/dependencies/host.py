@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import permutations
+from typing import NamedTuple
+
 import numpy as np
 
 from traceflow.analyzers.dependencies.slices import Cut
-from traceflow.graph import EdgeKind, Edges
+from traceflow.graph import EdgeKind, Edges, SliceKind
 from traceflow.trace.model import Int64, LaneKind, Trace
 
 
@@ -26,44 +29,91 @@ def flows(trace: Trace, cut: Cut) -> list[Edges]:
     ]
 
 
-def hand_off(trace: Trace, cut: Cut) -> Edges:
-    """A gap on one thread that another thread's work fills, started and finished inside it.
+def hand_off(trace: Trace, cut: Cut) -> tuple[Edges, Int64]:
+    """What a thread waits for while another works for it, and the slices in which it does nothing else.
 
-    The thread before the gap binds the first piece of the other's work; its last piece binds the return.
-    Work fills a gap when it covers at least half of it.
+    A thread waits in a gap between its slices that another thread's work fills, or in a slice of its own that
+    work of the autograd engine fills, as in `backward()`: started and finished inside it, and at least half of it.
+    The start of the wait binds the first piece of that work; its last piece binds the return. Who is handed work
+    has none of its own: a thread that also works next to the gap only happens to be busy inside it. Of several
+    hand-offs that explain the same start or the same return by different threads, the one that leaves the least
+    time is believed.
     """
     here = _on(trace, cut, LaneKind.THREAD)
     lane = cut.slices.lane[here]
     threads = [here[lane == which] for which in np.unique(lane)]
-    pairs = [
-        _between(cut, one, two)
-        for one in threads
-        for two in threads
-        if one is not two and trace.lanes.rank[cut.slices.lane[one[0]]] == trace.lanes.rank[cut.slices.lane[two[0]]]
-    ]
-    source, target = (np.concatenate([pair[i] for pair in pairs] or [np.empty(0, np.int64)]) for i in (0, 1))
-    return Edges(source.astype(np.int32), target.astype(np.int32), EdgeKind.HAND_OFF)
+    rank = [trace.lanes.rank[cut.slices.lane[thread[0]]] for thread in threads]
+    engine = np.array([text.startswith("autograd::engine::") for text in trace.strings] or [False])
+    by_engine = engine[trace.events.name[cut.slices.event]]
+    found = [np.empty((5, 0), np.int64)]
+    for i, j in permutations(range(len(threads)), 2):
+        if rank[i] == rank[j]:
+            found.append(_filled(cut, _gaps(cut, threads[i]), threads[j]))
+            if by_engine[threads[j]].any():
+                inside = _filled(cut, _calls(cut, threads[i]), threads[j])
+                found.append(inside[:, by_engine[inside[1] >> 1]])
+    start, first, last, end, spare_ns = np.concatenate(found, axis=1)
+    source, target = np.concatenate((start, last)), np.concatenate((first, end))
+    by_spare = np.argsort(-np.tile(spare_ns, 2), kind="stable")
+    likeliest = np.full(2 * len(cut.slices), -1)
+    likeliest[target[by_spare]] = source[by_spare]  # the last one written stays
+    likely = likeliest[target] == source
+    chosen = likely[: len(start)] & likely[len(start) :]
+    source, target = source[np.tile(chosen, 2)], target[np.tile(chosen, 2)]
+    waits = start[chosen & (start >> 1 == end >> 1)] >> 1
+    return Edges(source.astype(np.int32), target.astype(np.int32), EdgeKind.HAND_OFF), waits
+
+
+class _Waits(NamedTuple):
+    """Intervals of one thread in which it may wait for another, and the time around each in which it works itself."""
+
+    start: Int64  # vertices
+    end: Int64
+    start_ns: Int64
+    end_ns: Int64
+    since_ns: Int64
+    until_ns: Int64
+
+
+def _gaps(cut: Cut, thread: Int64) -> _Waits:
+    """Between slices; a thread works itself until the gap before, and until the gap after."""
+    left, right = cut.slices.end_ns[thread[:-1]], cut.slices.start_ns[thread[1:]]
+    gap = (right > left).nonzero()[0]
+    left, right = left[gap], right[gap]
+    since = np.concatenate((cut.slices.start_ns[thread[:1]], right))[: len(gap)]
+    until = np.concatenate((left, cut.slices.end_ns[thread[-1:]]))[1 : len(gap) + 1]
+    return _Waits(2 * thread[gap] + 1, 2 * thread[gap + 1], left, right, since, until)
+
+
+def _calls(cut: Cut, thread: Int64) -> _Waits:
+    """Slices; nothing is asked of what is around them."""
+    calls = thread[cut.slices.kind[thread] == SliceKind.HOST]
+    start_ns, end_ns = cut.slices.start_ns[calls], cut.slices.end_ns[calls]
+    return _Waits(2 * calls, 2 * calls + 1, start_ns, end_ns, start_ns, end_ns)
+
+
+def _filled(cut: Cut, waits: _Waits, worker: Int64) -> Int64:
+    """The intervals that a thread's work fills, one per column.
+
+    Rows: the vertices at which the interval starts, its work starts, its work ends, and it ends; and how much of it
+    is before and after the work.
+    """
+    start_ns, end_ns = cut.slices.start_ns[worker], cut.slices.end_ns[worker]
+    first = np.searchsorted(start_ns, waits.start_ns, side="left")
+    last = np.searchsorted(end_ns, waits.end_ns, side="right") - 1
+    busy = np.concatenate(([0], np.cumsum(end_ns - start_ns)))
+    before = np.concatenate(([np.iinfo(np.int64).min], end_ns))
+    after = np.concatenate((start_ns, [np.iinfo(np.int64).max]))
+    fills = (last >= first) & (before[first] <= waits.since_ns) & (after[last + 1] >= waits.until_ns)
+    length_ns = waits.end_ns - waits.start_ns
+    fills &= 2 * (busy[np.maximum(last + 1, first)] - busy[first]) >= length_ns
+    first, last = first[fills], last[fills]
+    spare_ns = length_ns[fills] - (end_ns[last] - start_ns[first])
+    found = waits.start[fills], 2 * worker[first], 2 * worker[last] + 1, waits.end[fills], spare_ns
+    return np.stack(found).astype(np.int64)
 
 
 def _on(trace: Trace, cut: Cut, kind: LaneKind) -> Int64:
     """Rows of the slices on lanes of a kind, in order."""
     of_kind = np.append(trace.lanes.kind == kind, False)  # the last stands for joins, which have no lane
     return of_kind[cut.slices.lane].nonzero()[0]
-
-
-def _between(cut: Cut, caller: Int64, worker: Int64) -> tuple[Int64, Int64]:
-    """Edges from one thread into another's work inside its gaps, and back."""
-    start_ns, end_ns = cut.slices.start_ns, cut.slices.end_ns
-    left, right = end_ns[caller[:-1]], start_ns[caller[1:]]
-    gap = (right > left).nonzero()[0]
-    left, right = left[gap], right[gap]
-    first = np.searchsorted(start_ns[worker], left, side="left")
-    last = np.searchsorted(end_ns[worker], right, side="right") - 1
-    busy = np.concatenate(([0], np.cumsum(end_ns[worker] - start_ns[worker])))
-    before = np.concatenate(([np.iinfo(np.int64).min], end_ns[worker]))
-    after = np.concatenate((start_ns[worker], [np.iinfo(np.int64).max]))
-    fills = (last >= first) & (before[first] <= left) & (after[last + 1] >= right)
-    fills &= 2 * (busy[np.maximum(last + 1, first)] - busy[first]) >= right - left
-    gap, first, last = gap[fills], first[fills], last[fills]
-    source = np.concatenate((2 * caller[gap] + 1, 2 * worker[last] + 1))
-    return source, np.concatenate((2 * worker[first], 2 * caller[gap + 1]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,12 @@ class Cut:
     def start_of(self, event: Rows) -> Rows:
         """Vertex at which each event starts."""
         return 2 * self.first[event]
+
+    def with_blocked(self, rows: Rows) -> Cut:
+        """The same slices, where those of the given rows only wait."""
+        kind = self.slices.kind.copy()
+        kind[rows] = SliceKind.BLOCKED
+        return replace(self, slices=replace(self.slices, kind=kind))
 
     def end_of(self, event: Rows) -> Rows:
         """Vertex at which each event ends."""

@@ -8,12 +8,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from traceflow.analyzers.dependencies.device import Launched
+from traceflow.analyzers.dependencies.device import Launched, in_stream_order
 from traceflow.analyzers.dependencies.slices import Cut
 from traceflow.graph import EdgeKind, Edges
-from traceflow.trace.model import ABSENT, Bool, Int64, Kind, LaneKind, SyncKind, Trace
+from traceflow.trace.model import ABSENT, Bool, Kind, LaneKind, SyncKind, Trace
 
 _Stream = tuple[int, int, int]  # rank, device, stream
+_Frontier = dict[_Stream, int]
+"""How far streams must have come: per stream, the place in launch order of the last work awaited."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,20 +25,25 @@ class Queues:
     work: dict[_Stream, list[int]]
     launch_ns: dict[_Stream, list[int]]
 
-    def last_before(self, stream: _Stream, moment_ns: int) -> tuple[int, int] | None:
-        """The event launched last on a stream before a moment, and when it was launched."""
+    def last_before(self, stream: _Stream, moment_ns: int) -> _Frontier:
+        """The work launched last on a stream before a moment; nothing where there is none."""
         at = bisect_left(self.launch_ns.get(stream, ()), moment_ns) - 1
-        return (self.work[stream][at], self.launch_ns[stream][at]) if at >= 0 else None
+        return {stream: at} if at >= 0 else {}
+
+    def all_before(self, rank: int, device: int, moment_ns: int) -> _Frontier:
+        """The work launched last before a moment on every stream of a device; of all devices of the rank if unknown."""
+        streams = [stream for stream in self.work if stream[0] == rank and device in (ABSENT, stream[1])]
+        return {s: at for stream in streams for s, at in self.last_before(stream, moment_ns).items()}
+
+    def events(self, frontier: _Frontier) -> list[int]:
+        """The work that a frontier ends with, one event per stream."""
+        return [self.work[stream][at] for stream, at in frontier.items()]
 
     def first_after(self, stream: _Stream, moment_ns: int) -> int | None:
         """The event launched first on a stream after a moment."""
         launches = self.launch_ns.get(stream, ())
         at = bisect_right(launches, moment_ns)
         return self.work[stream][at] if at < len(launches) else None
-
-    def streams_of(self, rank: int, device: int = ABSENT) -> list[_Stream]:
-        """The streams of a device; of every device of the rank where the device is unknown."""
-        return [stream for stream in self.work if stream[0] == rank and device in (ABSENT, stream[1])]
 
 
 class _Sync(NamedTuple):
@@ -59,11 +66,11 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
     launched before it, that ended last before it returned.
     """
     queues, blocks = _queues(trace, launch), _blocks(trace, blocking)
-    waits, host = _Recorded(trace, queues).replayed()
+    waits, host, explained = _Recorded(trace, queues).replayed()
     own = np.flatnonzero((launch.call >= 0) & blocks[launch.call])
     host += zip(own.tolist(), launch.call[own].tolist(), strict=True)
-    host += _device_wide(trace, queues, blocks, known={call for _, call in host})
-    inferred = _inferred(trace, launch, blocks, known={call for _, call in host})
+    host += _device_wide(trace, queues, blocks, known=explained | {call for _, call in host})
+    inferred = _inferred(trace, launch, blocks, known=explained | {call for _, call in host})
     return [
         _edges(cut, waits, EdgeKind.EVENT_WAIT, to_start=True),
         _edges(cut, host + inferred, EdgeKind.HOST_SYNCHRONISATION, to_start=False),
@@ -84,16 +91,16 @@ def _edges(cut: Cut, pairs: list[tuple[int, int]], kind: EdgeKind, *, to_start: 
 
 def _queues(trace: Trace, launch: Launched) -> Queues:
     """Work whose launch is not in the trace was launched before it."""
-    lanes, e = trace.lanes, trace.events
-    work: dict[_Stream, Int64] = {}
-    bounds = np.searchsorted(e.lane, np.arange(len(lanes) + 1))
+    lanes, rows = trace.lanes, in_stream_order(trace)
+    order = rows[np.lexsort((launch.call_ns[rows], trace.events.lane[rows]))]
+    bounds = np.searchsorted(trace.events.lane[order], np.arange(len(lanes) + 1))
+    work = {}
     for lane in np.flatnonzero(lanes.kind == LaneKind.STREAM):
-        rows = np.arange(bounds[lane], bounds[lane + 1])
-        order = rows[np.lexsort((e.start_ns[rows], launch.call_ns[rows]))]
-        work[int(lanes.rank[lane]), int(lanes.device[lane]), int(lanes.stream[lane])] = order
+        stream = int(lanes.rank[lane]), int(lanes.device[lane]), int(lanes.stream[lane])
+        work[stream] = order[bounds[lane] : bounds[lane + 1]]
     return Queues(
-        {stream: rows.tolist() for stream, rows in work.items()},
-        {stream: launch.call_ns[rows].tolist() for stream, rows in work.items()},
+        {stream: queued.tolist() for stream, queued in work.items()},
+        {stream: launch.call_ns[queued].tolist() for stream, queued in work.items()},
     )
 
 
@@ -118,13 +125,17 @@ class _Recorded:
         self.syncs = [_Sync(*row) for row in zip(*columns, strict=True)]
         self.start_ns = trace.events.start_ns
         self.calls, self.queues = _calls(trace), queues
-        self.pending: dict[_Stream, list[tuple[int, tuple[int, ...]]]] = {}  # (when the wait was issued, awaited work)
-        self.at_record: dict[tuple[int, int], tuple[int, ...]] = {}
+        self.pending: dict[_Stream, dict[_Stream, tuple[int, int]]] = {}  # (place awaited, when the wait was issued)
+        self.at_record: dict[tuple[int, int], _Frontier] = {}
 
-    def replayed(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Pairs (awaited work, waiting work) and (awaited work, blocking call)."""
+    def replayed(self) -> tuple[list[tuple[int, int]], list[tuple[int, int]], set[int]]:
+        """Pairs (awaited work, waiting work) and (awaited work, blocking call), and the calls that are explained.
+
+        A call that waits for a stream on which nothing was queued waits for nothing, and that explains it.
+        """
         waits: list[tuple[int, int]] = []
         host: list[tuple[int, int]] = []
+        explained: set[int] = set()
         for moment_ns, waiting, sync in self._in_host_order():
             if not waiting:
                 stream = (sync.rank, sync.device, sync.awaited_stream)
@@ -133,8 +144,11 @@ class _Recorded:
                 waits += self._stream_wait(sync, moment_ns)
             else:
                 call = self.calls[sync.rank, sync.correlation]
-                host += [(work, call) for work in self._host_wait(sync, moment_ns)]
-        return waits, host
+                awaited = self._host_wait(sync, moment_ns)
+                if awaited is not None:
+                    explained.add(call)
+                    host += [(work, call) for work in self.queues.events(awaited)]
+        return waits, host, explained
 
     def _in_host_order(self) -> list[tuple[int, bool, _Sync]]:
         """(when, whether it is the wait or the record it refers to, the record), by the calls' start."""
@@ -146,28 +160,33 @@ class _Recorded:
         ]
         return sorted(steps)
 
-    def _queued(self, stream: _Stream, moment_ns: int) -> tuple[int, ...]:
+    def _queued(self, stream: _Stream, moment_ns: int) -> _Frontier:
         """What is done once everything queued on a stream is done: its last work, and waits issued after that."""
         last = self.queues.last_before(stream, moment_ns)
-        pending = [wait for wait in self.pending.get(stream, ()) if last is None or wait[0] > last[1]]
-        self.pending[stream] = pending  # the host goes forward: what its last work waited for stays covered by that
-        inherited = tuple(work for _, awaited in pending for work in awaited)
-        return inherited if last is None else (last[0], *inherited)
+        covered_ns = self.queues.launch_ns[stream][last[stream]] if last else None
+        pending = self.pending.get(stream, {})
+        inherited = {
+            other: at for other, (at, issued_ns) in pending.items() if covered_ns is None or issued_ns > covered_ns
+        }
+        return inherited | last
 
     def _stream_wait(self, sync: _Sync, moment_ns: int) -> list[tuple[int, int]]:
-        awaited = self.at_record.get((sync.rank, sync.record_correlation), ())
+        awaited = self.at_record.get((sync.rank, sync.record_correlation), {})
         stream = (sync.rank, sync.device, sync.stream)
-        self.pending.setdefault(stream, []).append((moment_ns, awaited))
+        pending = self.pending.setdefault(stream, {})
+        for other, at in awaited.items():
+            if other not in pending or at > pending[other][0]:
+                pending[other] = at, moment_ns
         waiting = self.queues.first_after(stream, moment_ns)
-        return [] if waiting is None else [(work, waiting) for work in awaited]
+        return [] if waiting is None else [(work, waiting) for work in self.queues.events(awaited)]
 
-    def _host_wait(self, sync: _Sync, moment_ns: int) -> tuple[int, ...]:
+    def _host_wait(self, sync: _Sync, moment_ns: int) -> _Frontier | None:
+        """What a blocking call waits for; None where its event was recorded outside the trace."""
         if sync.kind == SyncKind.EVENT:
-            return self.at_record.get((sync.rank, sync.record_correlation), ())
+            return self.at_record.get((sync.rank, sync.record_correlation))
         if sync.kind == SyncKind.STREAM:
             return self._queued((sync.rank, sync.device, sync.stream), moment_ns)
-        streams = self.queues.streams_of(sync.rank, sync.device)
-        return tuple(work for stream in streams for work in self._queued(stream, moment_ns))
+        return self.queues.all_before(sync.rank, sync.device, moment_ns)
 
 
 def _device_wide(trace: Trace, queues: Queues, blocks: Bool, known: set[int]) -> list[tuple[int, int]]:
@@ -176,9 +195,8 @@ def _device_wide(trace: Trace, queues: Queues, blocks: Bool, known: set[int]) ->
     by_name = np.array([text.endswith(("DeviceSynchronize", "CtxSynchronize")) for text in trace.strings] or [False])
     pairs = []
     for call in set(np.flatnonzero(blocks & by_name[e.name]).tolist()) - known:
-        for stream in queues.streams_of(int(trace.lanes.rank[e.lane[call]])):
-            last = queues.last_before(stream, int(e.start_ns[call]))
-            pairs += [] if last is None else [(last[0], call)]
+        before = queues.all_before(int(trace.lanes.rank[e.lane[call]]), ABSENT, int(e.start_ns[call]))
+        pairs += [(work, call) for work in queues.events(before)]
     return pairs
 
 

@@ -57,6 +57,7 @@ def canonical(trace: Trace) -> Trace:
         flows=_point_at(trace.flows, row, ("source", "target")),
         hlo=_point_at(trace.hlo, row, ("event",)),
         launches=_point_at(trace.launches, row, ("event",)),
+        marks=_point_at(trace.marks, row, ()),
         tally=trace.tally + tally,
     )
     return _from_earliest(remapped)
