@@ -120,7 +120,7 @@ def learn(
     with scope("gradient_reduction"):
         with scope("dense_gradients"):
             dense = [weight.grad for name, weight in weights.items() if name not in EXPERT_WEIGHTS]
-            _mean([*dense, loss], grid.layout.processes, reduce=True)
+            _mean([*dense, loss], grid.layout.processes, reduce=grid.layout.processes > 1)
         with scope("expert_gradients"):
             experts = [weights[name].grad for name in EXPERT_WEIGHTS]
             _mean(experts, grid.layout.processes, group=grid.groups[EDP], reduce=grid.layout.edp > 1)
@@ -295,7 +295,7 @@ def _record(
                 found = float(step.fetch(loss))
             routings.append(routed)
             _check(path, found, expected)
-    return [_on_host(routed) for routed in routings]
+    return [on_host(routed) for routed in routings]
 
 
 def _routed_batch(size: Size, routing: str, number: int) -> tuple[Float32, Float32, NDArray[np.int64] | None]:
@@ -303,7 +303,8 @@ def _routed_batch(size: Size, routing: str, number: int) -> tuple[Float32, Float
     return x, y, hashed(names, size.choices, size.experts) if routing == "hash" else None
 
 
-def _on_host(routed: Routing) -> Routing:
+def on_host(routed: Routing) -> Routing:
+    """The same with numpy arrays."""
     return routed._replace(**{name: getattr(routed, name).cpu().numpy() for name in DEVICE_COUNTS})
 
 

@@ -261,7 +261,8 @@ def _balance(grid: Grid, assigned: torch.Tensor, probability: torch.Tensor) -> t
     import torch.distributed as dist
 
     sums = torch.stack([assigned / assigned.sum(), probability])
-    dist.all_reduce(sums)
+    if grid.layout.processes > 1:
+        dist.all_reduce(sums)
     load, probability = (sums / grid.layout.processes).unbind()
     return load, probability
 

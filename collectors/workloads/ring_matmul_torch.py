@@ -116,8 +116,8 @@ def _pass_on(block: torch.Tensor) -> tuple[torch.Tensor, list[Any]]:
 
 
 def _await(transfers: list[Any]) -> None:
-    with scope("wait"):
-        for transfer in transfers:
+    for transfer in transfers:
+        with scope("wait"):
             transfer.wait()
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 Outcome = TypeVar("Outcome")
 
 BACKENDS = {"cpu": "gloo", "gpu": "nccl"}
+_PRELOADED = ["torch.distributed", "torch._dynamo", "traceflow.recording"]  # optimisers import the second
 _PATIENCE = timedelta(minutes=2)  # of a collective that waits for the others
 
 
@@ -36,28 +37,29 @@ def run(program: Callable[..., Outcome], processes: int, *arguments: Any, platfo
         Exception: what the program raised, in the process of the lowest rank where it did.
     """
     context = multiprocessing.get_context("forkserver")  # a fork of a fresh process, which imports PyTorch once for all
-    context.set_forkserver_preload(["torch.distributed", "traceflow.recording"])
+    context.set_forkserver_preload(_PRELOADED)
     with TemporaryDirectory() as folder, ProcessPoolExecutor(processes, mp_context=context) as pool:
-        place = Path(folder, "store").as_uri(), processes, platform
+        place = Path(folder, "store").as_uri(), processes, platform, dict(os.environ)
         running = [pool.submit(_process, rank, place, program, arguments) for rank in range(processes)]
         return [process.result() for process in running]
 
 
 def device() -> torch.device:
-    """What this process computes on."""
+    """What this process computes on: a GPU where its group is one of GPUs."""
     import torch
     import torch.distributed as dist
 
-    return torch.device("cpu" if dist.get_backend() == BACKENDS["cpu"] else "cuda")
+    return torch.device("cuda" if dist.is_initialized() and dist.get_backend() == BACKENDS["gpu"] else "cpu")
 
 
 def _process(
-    rank: int, place: tuple[str, int, str], program: Callable[..., Outcome], arguments: tuple[Any, ...]
+    rank: int, place: tuple[str, int, str, dict[str, str]], program: Callable[..., Outcome], arguments: tuple[Any, ...]
 ) -> Outcome:
     import torch
     import torch.distributed as dist
 
-    store, processes, platform = place
+    store, processes, platform, environment = place
+    os.environ.update(environment)  # what was set after the first run, which started the process that forks
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of the host need not resolve
     if platform == "gpu":
