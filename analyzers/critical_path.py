@@ -242,7 +242,8 @@ def _waited(graph: DependencyGraph, vertex: Int64) -> Bool:
     """Vertices of transfers whose wait is the slice before; a window may have cut it off."""
     row, slices = vertex >> 1, graph.slices
     waited: Bool = (slices.kind[row] == SliceKind.TRANSFER) & (slices.kind[row - 1] == SliceKind.ARRIVED)
-    return waited & (slices.event[row - 1] == slices.event[row])
+    waited &= slices.event[row - 1] == slices.event[row]
+    return waited
 
 
 def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool) -> Text:

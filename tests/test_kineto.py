@@ -20,6 +20,7 @@ from sources import ROOT
 
 from traceflow.errors import TraceflowError
 from traceflow.trace import _kineto_rows
+from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.kineto import looks_like_kineto, read_kineto
 from traceflow.trace.model import Group, Kind, LaneKind, SyncKind, Trace
 
@@ -112,7 +113,8 @@ def wanted_rows(events: list[Event]) -> Iterator[tuple[str, Event]]:
                 yield "device", event
         elif not event["name"].startswith("ProfilerStep#") and (event["pid"], event["tid"]) in busy:
             is_work = event["name"].startswith("gloo:")
-            yield "device" if is_work else "call" if event["cat"] in CALLS else "host", event
+            is_call = event["cat"] in CALLS or (event["cat"] == "python_function" and waits_on_host(event["name"]))
+            yield "device" if is_work else "call" if is_call else "host", event
 
 
 def part_of(kind: Kind) -> str:
@@ -145,6 +147,7 @@ def test_waits_lanes_marks_and_links_of_a_recorded_file(path: Path) -> None:
     content, trace = decimals(path), read_kineto(path)
     spans = [e for e in content["traceEvents"] if e.get("ph") == "X"]
     waits = [e for e in spans if e["cat"] in CALLS and e["name"] in BLOCKING]
+    waits += [e for e in spans if e["cat"] == "python_function" and waits_on_host(e["name"])]
     assert int((trace.events.kind == Kind.WAIT).sum()) == len(waits)
     streams = {(e["pid"], e["args"]["stream"]) for e in spans if e["cat"] in DEVICE}
     is_stream = trace.lanes.kind == LaneKind.STREAM
@@ -228,6 +231,8 @@ def test_synchronisation_records_of_a_recorded_file(corpus: Callable[[str], Path
         ("user_annotation", "nccl:all_reduce", Kind.HOST),
         ("user_annotation", "gloo:all_reduce", Kind.COMMUNICATION),
         ("python_function", "train.py(3): step", Kind.HOST),
+        ("python_function", "threading.py(359): wait", Kind.WAIT),
+        ("python_function", "<built-in method acquire of _thread.lock object at 0x7f00>", Kind.WAIT),
         ("cuda_runtime", "cudaLaunchKernel", Kind.CALL),
         ("cuda_runtime", "cudaStreamWaitEvent", Kind.CALL),
         ("cuda_runtime", "cudaMemcpyAsync", Kind.CALL),

@@ -16,6 +16,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace.canonical import merge
+from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.model import Trace
 
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
@@ -62,13 +63,17 @@ def read(path: Path | str) -> Evidence:
     given = Path(path)
     try:
         if given.is_file():
-            return _read_one(given, _format_of(given) or _refuse(given), 0)
+            return _working(_read_one(given, _format_of(given) or _refuse(given), 0))
         traces = _traces(given, _found(given))
         _check_one_recording(traces)
-        return _merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)])
+        return _working(_merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)]))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _working(evidence: Evidence) -> Evidence:
+    return replace(evidence, trace=without_host_noise(evidence.trace))
 
 
 def _found(given: Path) -> list[Path]:

@@ -11,6 +11,7 @@ import numpy as np
 from traceflow.analyzers.dependencies.device import Launched, in_stream_order
 from traceflow.analyzers.dependencies.slices import Cut
 from traceflow.graph import EdgeKind, Edges
+from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.model import ABSENT, Bool, Kind, LaneKind, SyncKind, Trace
 
 _Stream = tuple[int, int, int]  # rank, device, stream
@@ -78,9 +79,10 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
 
 
 def _blocks(trace: Trace, blocking: Bool) -> Bool:
-    """Host events that wait."""
+    """Host events that wait for the device."""
     on_host: Bool = trace.lanes.device[trace.events.lane] == ABSENT
-    waits: Bool = on_host & ((trace.events.kind == Kind.WAIT) | blocking)
+    elsewhere = np.array([waits_on_host(text) for text in trace.strings] or [False])[trace.events.name]
+    waits: Bool = on_host & ~elsewhere & ((trace.events.kind == Kind.WAIT) | blocking)
     return waits
 
 

@@ -16,6 +16,7 @@ from traceflow.trace._kineto_rows import Rows
 from traceflow.trace._nesting import innermost
 from traceflow.trace.canonical import canonical
 from traceflow.trace.communication_names import recognise
+from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.model import (
     ABSENT,
     Communications,
@@ -196,6 +197,10 @@ def _kind_of_operator(name: str) -> int:
     return _STEP_MARK if _STEP.match(name) else Kind.HOST
 
 
+def _kind_of_python(name: str) -> int:
+    return Kind.WAIT if waits_on_host(name) else Kind.HOST
+
+
 def _kind_of_annotation(name: str) -> int:
     return Kind.COMMUNICATION if name.startswith("gloo:") else _kind_of_operator(name)
 
@@ -215,6 +220,7 @@ def _kind_in_queue(name: str) -> int:
 _MEANINGS: Mapping[int, Callable[[str], int]] = {
     k.OPERATOR: _kind_of_operator,
     k.ANNOTATION: _kind_of_annotation,
+    k.PYTHON: _kind_of_python,
     k.RUNTIME: _kind_of_call,
     k.KERNEL: _kind_of_kernel,
     k.QUEUE: _kind_in_queue,

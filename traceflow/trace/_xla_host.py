@@ -23,16 +23,16 @@ from traceflow.trace._xla_lines import (
     numbers,
     program_of,
 )
+from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.model import ABSENT, Bool, Int64, Kind, LaneKind
 
 # Calls that block until the device is done: traceflow's own spans, JAX's and PjRt's waits, the device runtimes'
-# synchronisations and copies to the host; and the Python functions in which an idle thread sits.
+# synchronisations and copies to the host.
 _BLOCKS = re.compile(
     r"traceflow\.(ready|fetch)$"
     r"|(\$\S+ )?(block(_host)?_until_ready|try_to_block)$"
     r"|\S+::Await$|np\.asarray\(jax\.Array\)$"
     r"|(cu|cuda|hip)\w*Synchronize|(cuda|hip)Memcpy(WithStream)?$|(cu|hip)MemcpyDtoH(_v2)?$"
-    r"|\$(threading\.py:\d+ wait|poll\.py:\d+ poll)$"
 )
 # How XLA's CPU runtime goes about its thunks: envelopes of HLO operations, and the waits between their threads.
 _RUNTIME = re.compile(r"ThunkExecutor::|SlinkyThreadPool::|(Invoke)?Rendezvous$|Wait: |Wait for rendezvous")
@@ -138,7 +138,7 @@ def _host_chunk(line: Line, rows: Int64) -> Chunk:
 
 
 def _kind(name: str, stats: Stats) -> Kind:
-    if _blocks(name):
+    if _blocks(name) or waits_on_host(name):
         return Kind.WAIT
     return Kind.CALL if not stats.keys().isdisjoint(_STARTS) else Kind.HOST
 
