@@ -15,6 +15,7 @@ from typing import Any
 HERE = Path(__file__).parent
 WORK = HERE.parent / "build" / "bench"
 EVENTS = 1_000_000
+LAYERS = 1_000  # so many that the events make eleven steps: HTA's load grows with events times steps
 RUNS = 3
 HTA = ("HolisticTraceAnalysis==0.5.0", "pandas==2.2.3")
 STAGES = ("load", "dependencies", "communication", "critical path")
@@ -31,7 +32,7 @@ def main() -> None:
     print(f"{trace.stat().st_size / 1e6:.0f} MB of Kineto JSON, {rows['traceflow']['events']:,} events; CPU seconds")
     print(f"{'':12}{''.join(f'{stage:>15}' for stage in STAGES)}{'in all':>10}{'peak GB':>10}")
     for name, row in rows.items():
-        stages = "".join(f"{row['cpu_s'].get(stage, float('nan')):15.2f}" for stage in STAGES)
+        stages = "".join(f"{row['cpu_s'][stage]:15.2f}" if stage in row["cpu_s"] else f"{'-':>15}" for stage in STAGES)
         print(f"{name:12}{stages}{sum(row['cpu_s'].values()):10.2f}{row['peak_bytes'] / 1e9:10.2f}")
 
 
@@ -39,7 +40,7 @@ def _trace() -> Path:
     path = WORK / "rank0.json"
     if not path.exists():
         WORK.mkdir(parents=True, exist_ok=True)
-        generator = [sys.executable, str(HERE / "gen_kineto.py"), "--events", str(EVENTS), "--ranks", "1"]
+        generator = [sys.executable, str(HERE / "gen_kineto.py"), "--events", str(EVENTS), "--layers", str(LAYERS)]
         subprocess.run([*generator, "--out", str(WORK)], check=True, stdout=subprocess.DEVNULL)
     return path
 
