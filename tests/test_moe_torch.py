@@ -67,7 +67,7 @@ def doubles(arrays: Arrays) -> Arrays:
 def chosen(case: Case) -> list[list[int]]:
     """The experts of each token."""
     if case.table is not None:
-        return case.table.tolist()
+        return [list(row) for row in case.table]
     logits = (case.x.astype(np.float64) @ case.weights["stem"] @ case.weights["router"]).tolist()
     return [sorted(range(case.size.experts), key=lambda e: -row[e])[: case.size.choices] for row in logits]
 
@@ -84,6 +84,12 @@ def counted(case: Case) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return assigned, dropped
 
 
+def first_batch(size: Size) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+    """The first batch of the workload in double precision, and the names of its tokens."""
+    x, y, names = moe_torch.batch(size, 0)
+    return x.astype(np.float64), y.astype(np.float64), names
+
+
 def expected(case: Case) -> Result:
     rule = Rule(case.size.choices, case.table, case.layout.processes, case.size.capacity(case.layout.processes))
     return evaluate(doubles(case.weights), case.x.astype(np.float64), case.y.astype(np.float64), rule)
@@ -96,8 +102,7 @@ def expected(case: Case) -> Result:
 def test_the_gradients_of_the_reference_are_differences_of_its_loss(routing: str) -> None:
     size = Size(tokens=6, model=3, hidden=2, experts=4, choices=2)
     weights = doubles(dict(moe_torch.initial_weights(size)))
-    x, y, names = moe_torch.batch(size, 0)
-    x, y = x.astype(np.float64), y.astype(np.float64)
+    x, y, names = first_batch(size)
     table = moe_torch.hashed(names, 2, 4) if routing == "hash" else None
     rule = Rule(2, table, sources=2, capacity=2)
     gradients = evaluate(weights, x, y, rule).gradients
@@ -116,9 +121,9 @@ def test_the_gradients_of_the_reference_are_differences_of_its_loss(routing: str
 
 def test_a_table_that_agrees_with_the_router_changes_nothing() -> None:
     weights = doubles(dict(moe_torch.initial_weights(REAL)))
-    x, y, _ = moe_torch.batch(REAL, 0)
-    table = moe_reference.choose(x @ weights["stem"] @ weights["router"], 2)[0]
-    free, told = (evaluate(weights, x.astype(np.float64), y.astype(np.float64), Rule(2, t)) for t in (None, table))
+    x, y, _ = first_batch(REAL)
+    table, _ = moe_reference.choose(x @ weights["stem"] @ weights["router"], 2)
+    free, told = (evaluate(weights, x, y, Rule(2, each)) for each in (None, table))
     np.testing.assert_allclose(told.predictions, free.predictions, rtol=0, atol=1e-9)
     np.testing.assert_allclose(told.loss, free.loss, rtol=1e-9)
     for name, gradient in free.gradients.items():
@@ -247,7 +252,7 @@ REALS = list(itertools.product(FOUR, ("top_k", "hash", "lonely"), (None, 1.0)))
 def outcomes() -> list[tuple[Case, list[Outcome]]]:
     """All cases, and what each of four processes found: those of `WHOLE`, then those of `REALS`."""
     cases = [whole_case(FOUR[layout], routing) for layout, routing in WHOLE]
-    cases += [real_case(FOUR[layout], *how) for layout, *how in REALS]
+    cases += [real_case(FOUR[layout], routing, factor) for layout, routing, factor in REALS]
     return list(zip(cases, zip(*torch_processes.run(learn, PROCESSES, cases), strict=True), strict=True))
 
 
@@ -377,10 +382,10 @@ def test_four_processes_record_two_steps_each(captures: dict[str, Path], layout:
 
 @each_layout
 def test_every_stage_is_found_by_name_forward_and_back_in_order(captures: dict[str, Path], layout: str) -> None:
-    gather, scatter = ETP_STAGES if layout == "etp2_ep2" else ((), ())
     mixed = list(MIX_STAGES)
     if layout == "etp2_ep2":
-        mixed[2:2], mixed[6:6] = [gather], [scatter]
+        mixed.insert(mixed.index("sort"), ETP_STAGES[0])
+        mixed.insert(mixed.index("combine"), ETP_STAGES[1])
     both = ["stem", "router", "shared_expert", *mixed, "head", "loss"]
     forward = ["stem", "router", "shared_expert", *FORWARD_STAGES, *mixed, "head", "loss"]
     wanted = [*forward, *map(backward, reversed(both)), *moe_torch.FINAL_STAGES]

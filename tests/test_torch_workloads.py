@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from torch_programs import Gradients, matmul_and_transformer
+from torch_programs import Gradients, fail_on, matmul_and_transformer
 
 from traceflow.capture import Capture, Manifest
 from traceflow.collectors.workloads import fsdp_tp_torch, ring_matmul_torch, torch_processes
@@ -35,6 +35,12 @@ SIZE = fsdp_tp_torch.Size(sequences=4, length=6, model=16, heads=4, hidden=24, b
 def computed() -> list[tuple[Products, Gradients]]:
     """What each of four processes found."""
     return torch_processes.run(matmul_and_transformer, PROCESSES, matrices(MATMUL), SIZE)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_error_of_one_process_is_told_and_ends_the_others(rank: int) -> None:
+    with pytest.raises(ZeroDivisionError, match="the cause"):
+        torch_processes.run(fail_on, 2, rank)
 
 
 @pytest.mark.parametrize("layout", ring_matmul_torch.LAYOUTS)

@@ -45,11 +45,20 @@ def learn(cases: list[Case]) -> list[Outcome]:
 
 def multiply(a: NDArray[Any], w: NDArray[Any]) -> dict[str, NDArray[Any]]:
     """The product by every form, the part that this process has."""
-    products = {}
+    products: dict[str, NDArray[Any]] = {}
     for layout in ring_matmul_torch.LAYOUTS.values():
         own = [ring_matmul_torch.block(matrix, axis) for matrix, axis in zip((a, w), layout.axes[:2], strict=True)]
         products |= {form: function(*own).numpy() for form, function in layout.forms.items()}
     return products
+
+
+def fail_on(rank: int) -> None:
+    """Leave the others waiting for one that has failed."""
+    import torch.distributed as dist
+
+    if dist.get_rank() == rank:
+        raise ZeroDivisionError("the cause")
+    dist.barrier()
 
 
 class Gradients(NamedTuple):

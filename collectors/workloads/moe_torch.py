@@ -7,8 +7,8 @@ Gradients are means over all N processes, those of experts too. An expert has me
 group, whose slopes came back to it; what remains is to add up the copies along EDP and to divide by N, once. Nothing
 is divided by EDP.
 
-Every stage has a name in the trace: `STAGES` on the way forward, and as `backward(stage)` on the way back;
-`FORWARD_STAGES` and `FINAL_STAGES` come once. The loads of the experts are summed up over all processes, for a router
+Every stage has a name in the trace: `STAGES`, and with ETP `ETP_STAGES` too, on the way forward, and as
+`torch_stages.backward(stage)` on the way back; `FORWARD_STAGES` and `FINAL_STAGES` come once. The loads of the experts are summed up over all processes, for a router
 to be balanced by; they are told, and are no part of the loss.
 
 As a script it starts its processes itself, and records:

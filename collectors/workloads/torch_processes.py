@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from datetime import timedelta
@@ -34,14 +35,18 @@ def run(program: Callable[..., Outcome], processes: int, *arguments: Any, platfo
         What the program returned, by rank.
 
     Raises:
-        Exception: what the program raised, in the process of the lowest rank where it did.
+        Exception: what the program raised; of several the one that is no RuntimeError, which they get who wait for
+            a process that has failed.
     """
     context = multiprocessing.get_context("forkserver")  # a fork of a fresh process, which imports PyTorch once for all
     context.set_forkserver_preload(_PRELOADED)
     with TemporaryDirectory() as folder, ProcessPoolExecutor(processes, mp_context=context) as pool:
         place = Path(folder, "store").as_uri(), processes, platform, dict(os.environ)
         running = [pool.submit(_process, rank, place, program, arguments) for rank in range(processes)]
-        return [process.result() for process in running]
+        errors = [error for process in running if (error := process.exception()) is not None]
+    if errors:
+        raise min(errors, key=lambda error: isinstance(error, RuntimeError))  # what waits for the others raises that
+    return [process.result() for process in running]
 
 
 def device() -> torch.device:
@@ -61,7 +66,8 @@ def _process(
     store, processes, platform, environment = place
     os.environ.update(environment)  # what was set after the first run, which started the process that forks
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of the host need not resolve
+    if sys.platform == "linux":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of the host need not resolve
     if platform == "gpu":
         torch.cuda.set_device(rank)
     dist.init_process_group(BACKENDS[platform], init_method=store, rank=rank, world_size=processes, timeout=_PATIENCE)

@@ -79,10 +79,10 @@ def _stage_function() -> Any:
 
 
 @cache
-def _linear_function() -> Any:
+def _collective_function() -> Any:
     import torch
 
-    class Linear(torch.autograd.Function):  # type: ignore[misc]  # PyTorch is not looked into
+    class Collective(torch.autograd.Function):  # type: ignore[misc]  # PyTorch is not looked into
         @staticmethod
         def forward(context: Any, direct: Map, transposed: Map, x: Any) -> Any:
             context.transposed = transposed
@@ -92,7 +92,7 @@ def _linear_function() -> Any:
         def backward(context: Any, slope: Any) -> Any:
             return None, None, context.transposed(slope)
 
-    return Linear
+    return Collective
 
 
 def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], group: Any) -> torch.Tensor:
@@ -105,13 +105,13 @@ def all_to_all(x: torch.Tensor, sent: Sequence[int], received: Sequence[int], gr
         group: The processes; None where there is only this one.
     """
     there, back = partial(_exchange, sent, received, group), partial(_exchange, received, sent, group)
-    exchanged: torch.Tensor = _linear_function().apply(there, back, x)
+    exchanged: torch.Tensor = _collective_function().apply(there, back, x)
     return exchanged
 
 
 def gather(x: torch.Tensor, rows: int, group: Any) -> torch.Tensor:
     """The rows of all processes of the group, each filled up with zeros to `rows`; back go sums of slopes."""
-    gathered: torch.Tensor = _linear_function().apply(
+    gathered: torch.Tensor = _collective_function().apply(
         partial(_gather, rows, group), partial(_scatter, len(x), group), x
     )
     return gathered
@@ -125,7 +125,7 @@ def scatter(x: torch.Tensor, rows: int, group: Any) -> torch.Tensor:
     import torch.distributed as dist
 
     parts = 1 if group is None else dist.get_world_size(group)
-    scattered: torch.Tensor = _linear_function().apply(
+    scattered: torch.Tensor = _collective_function().apply(
         partial(_scatter, rows, group), partial(_gather, len(x) // parts, group), x
     )
     return scattered
