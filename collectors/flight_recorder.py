@@ -33,17 +33,15 @@ def process_groups() -> Groups:
 
 
 def flight_recording(groups: Groups) -> dict[str, Json] | None:
-    """What the recorders of all backends hold, with `groups` as their process groups; None where they hold nothing.
+    """What the recorders of all backends hold, with `groups` as their process groups; None without groups.
 
     Source: the recorder's format as JSON, version 2.10. Of itself it knows the groups of NCCL only.
     """
-    import torch.distributed as dist
-
-    if not dist.is_available():
+    if not groups:
         return None
     from torch._C import _distributed_c10d
 
     dumps = (vars(_distributed_c10d).get(name) for name in _DUMPS)
     recorders = [json.loads(dump()) for dump in dumps if dump is not None]
     entries = [entry for recorder in recorders for entry in recorder.get("entries", ())]
-    return {**recorders[0], "pg_config": dict(groups), "entries": entries} if entries else None
+    return {**(recorders[0] if recorders else {}), "pg_config": dict(groups), "entries": entries}

@@ -219,6 +219,12 @@ def test_a_group_without_room_for_a_transfer_has_not_made_it(tmp_path: Path) -> 
     assert trace.communications.destination.tolist() == [3]
 
 
+def test_without_collectives_the_only_group_has_the_transfers(tmp_path: Path) -> None:
+    file = written(tmp_path, [issued("send", 10, "1", "0"), executed("send", MAIN, 11)], None)
+    (tmp_path / "rank00002.flight_recorder.json").write_text(json.dumps({"entries": [], "pg_config": {"0": WORLD}}))
+    assert read(file).communications.destination.tolist() == [1]
+
+
 def test_a_transfer_that_several_groups_may_have_made_is_left_alone(tmp_path: Path) -> None:
     events = [issued("send", 10, "1", "0"), executed("send", MAIN, 11)]
     trace = read(written(tmp_path, events, [noted("barrier", WORLD, 1, -10)]))
