@@ -21,6 +21,13 @@ KINDS = ("compute", "transfer", "communication", "copy", "host", "launch", "idle
 
 _HOST, _LAUNCH, _IDLE = (KINDS.index(kind) for kind in ("host", "launch", "idle"))
 _LABELS = np.array([*(edge.label for edge in EdgeKind), None], object)
+_WHY_IDLE = {
+    EdgeKind.STREAM_ORDER: "its stream was free, and its launch came earlier or is not in the trace",
+    EdgeKind.EVENT_WAIT: "what its stream waited for was done, and its launch came earlier or is not in the trace",
+    EdgeKind.DATA: "its operands were there; the trace does not tell when the backend could run it",
+    EdgeKind.SELF: "the trace does not tell what an operation did that only runs others",
+}
+_REASONS = np.array([*(_WHY_IDLE.get(edge, "no edge explains it") for edge in EdgeKind), "nothing binds it"], object)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +44,8 @@ class Segments:
     source: Text  # where the work was written, None where unknown
     edge: Text  # how the segment was reached, None for the first
     waiting_for: Text  # participant who ended the wait, as (rank, device or None); None where nobody did
+    reason: Text  # of idle segments, why their cause is unknown; None elsewhere
+    clipped: Bool  # work that began before the window
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -55,6 +64,8 @@ class Segments:
                 "source": self.source[i],
                 "edge": self.edge[i],
                 "waiting_for": None if (who := self.waiting_for[i]) is None else {"rank": who[0], "device": who[1]},
+                "reason": self.reason[i],
+                "clipped": bool(self.clipped[i]),
             }
             for i in range(len(self))
         ]
@@ -80,7 +91,7 @@ class CriticalPath:
     window: Window
     segments: Segments
     slack: Slack | None = None
-    error_ns: int = 0  # how far a moment on one rank may be off against another's
+    error_ns: int | None = 0  # how far a moment on one rank may be off against another's; None: unbounded
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = field(default=())
@@ -148,10 +159,20 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         window=window,
         segments=segments_of(trace, graph),
         slack=slack_of,
-        error_ns=trace.clock_error_ns,
-        skipped=_unordered_streams(trace) + (_without_slack(slack_of) if slack_of else ()),
+        error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
+        skipped=(*_unaligned(trace), *_unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
         notes=found.notes,
     )
+
+
+def _on_one_clock(trace: Trace) -> bool:
+    return len({rank.clock for rank in trace.ranks}) < 2
+
+
+def _unaligned(trace: Trace) -> tuple[Skipped, ...]:
+    if _on_one_clock(trace):
+        return ()
+    return (Skipped("/result/error_ns", "clocks of some ranks are linked by no collective: nothing bounds the error"),)
 
 
 def _without_slack(slack: Slack) -> tuple[Skipped, ...]:
@@ -206,7 +227,7 @@ def _described(
     row = vertex >> 1
     event, lane = graph.slices.event[row], graph.slices.lane[row]
     device = trace.lanes.device[lane]
-    edge = _reached_by(graph, vertex, work)
+    edge = _reached_by(graph, vertex, work, trace.lanes.device == ABSENT)
     lag = np.where(
         np.isin(edge, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, np.where(device == ABSENT, _HOST, _IDLE)
     )
@@ -220,12 +241,14 @@ def _described(
         np.array(trace.lanes.name, object)[lane],
         np.array(trace.strings, object)[trace.events.name[event]],
         np.full(len(row), None, object),
-        np.append([None], _LABELS[edge[1:]]),  # nothing leads to the first
+        np.append([None], _LABELS[edge[1:]])[: len(edge)],  # nothing leads to the first
         _waiting_for(trace, graph, vertex, work),
+        np.where(kind == _IDLE, _REASONS[_binding_kind(graph, vertex)], np.array(None, object)),
+        work & (start_ns == graph.start_ns) & (trace.events.start_ns[event] < graph.start_ns),
     )
 
 
-def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool) -> Rows:
+def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool, on_thread: Bool) -> Rows:
     """The edge that leads to a segment: into the slice's start for its work, into the vertex for a lag; -1 for none.
 
     A transfer is reached through the end of its wait, where the rendezvous binds; a call that nothing is known to
@@ -234,8 +257,17 @@ def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool) -> Rows:
     binding = graph.binding[vertex]
     kept_by_none = (binding >= 0) & (graph.kind[binding] == EdgeKind.SELF)
     into = np.where(_waited(graph, vertex) & work, vertex - 2, np.where(work | kept_by_none, vertex - 1, vertex))
-    binding = graph.binding[into]
-    return np.where(binding < 0, -1, graph.kind[binding])
+    kind = _binding_kind(graph, into)
+    on_host = np.append(on_thread, False)[graph.slices.lane[vertex >> 1]]
+    own: Rows = np.where(on_host, EdgeKind.PROGRAM_ORDER, EdgeKind.STREAM_ORDER)  # only its own arrival bound it
+    return np.where(kind == EdgeKind.SELF, own, kind)
+
+
+def _binding_kind(graph: DependencyGraph, vertex: Int64) -> Rows:
+    """The kind of the edge that binds each vertex, -1 for none."""
+    binding = graph.binding[vertex]
+    kinds: Rows = np.where(binding < 0, -1, graph.kind[binding])
+    return kinds
 
 
 def _waited(graph: DependencyGraph, vertex: Int64) -> Bool:

@@ -58,7 +58,6 @@ class Matches:
     why: Int8  # Unmatched
     point_to_point: Bool
     last_ns: Int64  # 0 where unmatched
-    last_row: Int32  # the row that arrived last among those it needs
     joined: Bool  # every row of the instance needs every other: one join stands for all pairs
     pair_source: Int32  # elsewhere, pairs of rows: target needs source
     pair_target: Int32
@@ -93,7 +92,6 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
         why,
         p2p,
         np.zeros(len(arrival), np.int64),
-        np.full(len(arrival), ABSENT, np.int32),
         (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace, operations) & ~p2p,
         np.empty(0, np.int32),
         np.empty(0, np.int32),
@@ -274,28 +272,13 @@ def _needs(trace: Trace, rows: Int64, operation: str) -> list[tuple[int, int]] |
 
 
 def _timed(matches: Matches, arrival: Int64) -> Matches:
-    """The last arrival that each matched row depends on, its own included; of several, the first row."""
-    matched = matches.instance >= 0
-    rows = np.flatnonzero(matches.joined)
-    own = np.flatnonzero(matched)
-    source: list[Int64 | Int32] = [own, matches.pair_source]
-    target: list[Int64 | Int32] = [own, matches.pair_target]
-    last = np.full(len(arrival), np.iinfo(np.int64).min)
-    if len(rows):
-        latest = np.full(matches.instance.max() + 1, np.iinfo(np.int64).min)
-        np.maximum.at(latest, matches.instance[rows], arrival[rows])
-        at_last = rows[arrival[rows] == latest[matches.instance[rows]]]
-        who = np.full(len(latest), ABSENT, np.int64)
-        who[matches.instance[at_last[::-1]]] = at_last[::-1]  # the first row of several wins
-        source.append(who[matches.instance[rows]])
-        target.append(rows)
-    needed, needs = np.concatenate(source).astype(np.int64), np.concatenate(target).astype(np.int64)
-    np.maximum.at(last, needs, arrival[needed])
-    last_row = np.full(len(arrival), ABSENT, np.int32)
-    binding = arrival[needed] == last[needs]
-    order = np.argsort(-needed[binding], kind="stable")
-    last_row[needs[binding][order]] = needed[binding][order]
-    return replace(matches, last_ns=np.where(matched, last, 0), last_row=last_row)
+    """The last arrival that each matched row depends on, its own included."""
+    last, joined = arrival.copy(), np.flatnonzero(matches.joined)
+    np.maximum.at(last, matches.pair_target, arrival[matches.pair_source])
+    latest = np.full(int(matches.instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
+    np.maximum.at(latest, matches.instance[joined], arrival[joined])
+    last[joined] = latest[matches.instance[joined]]
+    return replace(matches, last_ns=np.where(matches.instance >= 0, last, 0))
 
 
 def _believable(trace: Trace, matches: Matches, counted: Bool, judged: Bool, channel: Int64) -> Matches:
@@ -317,7 +300,6 @@ def _believable(trace: Trace, matches: Matches, counted: Bool, judged: Bool, cha
         instance=np.where(refused, ABSENT, matches.instance).astype(np.int32),
         why=np.where(refused, reason, matches.why).astype(np.int8),
         last_ns=np.where(refused, 0, matches.last_ns),
-        last_row=np.where(refused, ABSENT, matches.last_row).astype(np.int32),
         joined=matches.joined & ~refused,
         pair_source=matches.pair_source[keep],
         pair_target=matches.pair_target[keep],
