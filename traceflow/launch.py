@@ -27,7 +27,7 @@ from traceflow.launched import SETTINGS, STEPS, WINDOW, Settings
 _PARTS = "processes"  # folder of the captures of single processes, until they are merged
 _HOOK = Path(__file__).parent / "start"
 _RUNS = Path("plugins", "profile")
-_PREFERRED = (STEPS, WINDOW, f"{STEPS}.*", f"{WINDOW}.*")
+_PREFERRED = (STEPS, f"{STEPS}.*", WINDOW, f"{WINDOW}.*")
 
 
 class Launch(msgspec.Struct, frozen=True):
@@ -84,7 +84,12 @@ def launch(
     except TraceflowError:
         folder.rmdir()
         raise
-    return _collected(folder, path, command, exit_code, force=force)
+    try:
+        return _collected(folder, path, command, exit_code, force=force)
+    except TraceflowError as error:
+        return Launched(exit_code, None, error)
+    except OSError as error:
+        return Launched(exit_code, None, _failure(path, str(error), f"what was recorded lies in {folder.name}"))
 
 
 def _environment(settings: Settings) -> dict[str, str]:
@@ -170,15 +175,19 @@ def _failure(path: Path, why: str, hint: str) -> TraceflowError:
 
 
 def _parts(folder: Path) -> Iterator[_Part]:
-    """What each process recorded: its steps if it has any, else the window."""
+    """What each process recorded: its steps where it traced any, else its window."""
     for process in sorted(folder.glob("*")):
         captures = [capture for name in _PREFERRED for capture in sorted(process.glob(name))]
         found = [(capture, said) for capture in captures if (said := read_manifest(capture)) is not None]
         if found:
-            capture, said = found[0]
+            capture, said = next((one for one in found if _traced(one[0])), found[0])
             killed = any(not other.complete and other.problem is None for _, other in found)
             ended = f"process {process.name} ended before its recording did"
             yield _Part(capture, said, said.problem or (ended if killed else None))
+
+
+def _traced(capture: Path) -> bool:
+    return any(capture.glob(f"{_RUNS}/*/*")) or any(capture.glob(f"{TRACES}/*"))
 
 
 def _manifest(parts: Sequence[_Part], command: Sequence[str], exit_code: int) -> LaunchedManifest:

@@ -137,7 +137,7 @@ class _OptimizerSteps:
 class _Unmarked(JaxProfiler):
     """The profiler of a program that marks its own steps, or none, and that may go on while we look at its arrays."""
 
-    starting: ClassVar[bool] = False
+    starter: ClassVar[int | None] = None  # the thread that is starting the profiler
 
     def __init__(self, *, hlo: bool) -> None:
         super().__init__(hlo=hlo)
@@ -145,11 +145,11 @@ class _Unmarked(JaxProfiler):
 
     def start(self, folder: Path) -> None:
         """Start tracing, and let it be known that this is not the program's own profile."""
-        _Unmarked.starting = True
+        _Unmarked.starter = threading.get_ident()
         try:
             super().start(folder)
         finally:
-            _Unmarked.starting = False
+            _Unmarked.starter = None
 
     def step(self, _number: int) -> AbstractContextManager[object]:
         """The program's own mark, if it has set one and nobody has entered it yet."""
@@ -195,7 +195,7 @@ class _JaxSteps:
 
     def give_way(self) -> None:
         """Leave the profiler to the program, which is about to start it."""
-        if not _Unmarked.starting:
+        if _Unmarked.starter != threading.get_ident():
             self.window.end(_OWN_PROFILE)
             self._recording.end(_OWN_PROFILE)
 
@@ -229,7 +229,7 @@ class _Window:
 
     def end(self, problem: str | None = None) -> None:
         """Close the window, and never open it again."""
-        if problem is not None and not self._recording.over:
+        if problem is not None:
             self._recording.spoil(problem)
         self._ended.set()
         if self._thread is not None:

@@ -9,12 +9,11 @@ import os
 import sys
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
-from pathlib import Path
 
 
 def _hand_on() -> None:
     """Leave no trace on the path, and run the `sitecustomize` that would have been imported without this one."""
-    here = str(Path(__file__).parent)
+    here, _, _ = __file__.rpartition(os.sep)
     sys.path[:] = [folder for folder in sys.path if folder != here]
     spec = PathFinder.find_spec(__name__)
     if spec is not None and spec.loader is not None:
