@@ -16,6 +16,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
@@ -38,7 +39,11 @@ class TorchProfiler:
     """Starts and stops the profiler of this process, annotates its trace, and waits for the device."""
 
     def __init__(self, *, memory: bool) -> None:
+        from torch import autograd, cuda
+
         self._memory = memory
+        self._marks = autograd._record_function_with_args_enter, autograd._record_function_with_args_exit  # noqa: SLF001
+        self._cuda = cuda
         self._profiler: _KinetoProfile | None = None
         self._place: tuple[int, int] | None = None
         self._groups: Groups = {}
@@ -49,9 +54,7 @@ class TorchProfiler:
 
     def prepare(self) -> None:
         """Attach to the GPU, whose first traced work is slow and sometimes lost."""
-        import torch
-
-        if torch.cuda.is_available() and not _profiling():
+        if self._cuda.is_available() and not _profiling():
             self._profiler = self._prepared()
 
     def start(self, folder: Path) -> None:
@@ -93,11 +96,10 @@ class TorchProfiler:
             profiler.stop_trace()
 
     def _prepared(self) -> _KinetoProfile:
-        import torch
         from torch.profiler import ProfilerActivity
         from torch.profiler.profiler import _KinetoProfile
 
-        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+        activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if self._cuda.is_available() else [])]
         # The public class numbers steps by itself. This one, which it is built on, leaves that to us.
         profiler = _KinetoProfile(
             activities=activities,
@@ -114,20 +116,16 @@ class TorchProfiler:
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Annotate what the host does inside."""
-        return _Annotation(name)
+        return _Annotation(name, *self._marks)
 
     def pending(self, _trees: tuple[object, ...]) -> list[int]:
         """The GPU that this process uses, if it uses one; on the CPU results are complete when they exist."""
-        import torch
-
-        return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+        return [self._cuda.current_device()] if self._cuda.is_initialized() else []
 
     def wait(self, pending: list[int]) -> None:
         """Block until everything that was launched on the devices is complete."""
-        import torch
-
         for device in pending:
-            torch.cuda.synchronize(device)
+            self._cuda.synchronize(device)
 
     @staticmethod
     def fetch(tree: Any) -> Any:
@@ -159,10 +157,8 @@ class TorchProfiler:
 
     def devices(self) -> Devices:
         """The device of this process, one in each of them."""
-        import torch
-
-        if torch.cuda.is_initialized():
-            return Devices("gpu", torch.cuda.get_device_name(), 1, self.rank()[1])
+        if self._cuda.is_initialized():
+            return Devices("gpu", self._cuda.get_device_name(), 1, self.rank()[1])
         return Devices("cpu", "cpu", 1, self.rank()[1])
 
     def rank(self) -> tuple[int, int]:
@@ -196,24 +192,22 @@ class TorchProfiler:
 
 
 class _Annotation:
-    """What `torch.profiler.record_function` does, for a third of its cost: steps may be shorter than a millisecond."""
+    """What `torch.profiler.record_function` does, for a third of its cost: a step may take less than a millisecond."""
 
-    __slots__ = ("_handle", "_name")
+    __slots__ = ("_enter", "_exit", "_handle", "_name")
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, enter: Callable[[str], object], exit_: Callable[[object], None]) -> None:
         self._name = name
+        self._enter = enter
+        self._exit = exit_
 
     def __enter__(self) -> None:
-        from torch.autograd import _record_function_with_args_enter
-
-        self._handle = _record_function_with_args_enter(self._name)
+        self._handle = self._enter(self._name)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        from torch.autograd import _record_function_with_args_exit
-
-        _record_function_with_args_exit(self._handle)
+        self._exit(self._handle)
 
 
 def _profiling() -> bool:

@@ -14,7 +14,7 @@ import os
 import socket
 import time
 from collections.abc import Generator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 CALL = "traceflow.call"  # from the start of the step until the user's calls have returned
 READY = "traceflow.ready"  # the host waits for the devices
 FETCH = "traceflow.fetch"  # results are copied to the host
+_NOT_AWAITED = "the results of a step could not be awaited"
 
 _log = logging.getLogger("traceflow")
 _Tree = TypeVar("_Tree")
@@ -385,10 +386,11 @@ class _MeasuredStep(Step):
 
     def __enter__(self) -> Self:
         self._compiled = self._collector.compilations()
-        self._span, self._call = ExitStack(), ExitStack()
         self._start_ns = time.time_ns()
-        self._span.enter_context(self._collector.step(self._number))
-        self._call.enter_context(self._collector.span(CALL))
+        self._span = self._collector.step(self._number)
+        self._span.__enter__()
+        self._call = self._collector.span(CALL)
+        self._call.__enter__()
         return self
 
     def ready(self, tree: _Tree) -> _Tree:
@@ -397,7 +399,8 @@ class _MeasuredStep(Step):
 
     def fetch(self, tree: Any) -> Any:
         self._end_call()
-        self._wait((*self._trees, tree) if self._trees else ())
+        with self._recording.survive(_NOT_AWAITED):
+            self._wait(self._collector.pending((*self._trees, tree) if self._trees else ()))
         with self._collector.span(FETCH):
             fetched = self._collector.fetch(tree)
         self._fetched_ns = time.time_ns()
@@ -409,7 +412,7 @@ class _MeasuredStep(Step):
         self._end_call()
         if kind is None:
             self._settle()
-        self._span.close()
+        self._span.__exit__(None, None, None)
         self._trees = ()  # the step may outlive its body, and must not keep the arrays alive
         if kind is None:
             self._recording.finish(self._record())
@@ -417,18 +420,20 @@ class _MeasuredStep(Step):
             self._recording.spoil(f"step {self._number} raised {kind.__name__}")
 
     def _end_call(self) -> None:
-        self._call.close()
-        self._returned_ns = self._returned_ns or time.time_ns()
+        if self._returned_ns is None:
+            self._call.__exit__(None, None, None)
+            self._returned_ns = time.time_ns()
 
     def _settle(self) -> None:
         """Wait at the end of the step, unless a fetch has done so and nothing was launched since."""
-        with self._recording.survive("the results of a step could not be checked"):
-            if self._fetched_ns is None or self._collector.pending(self._trees):
-                self._wait(self._trees)
+        with self._recording.survive(_NOT_AWAITED):
+            pending = self._collector.pending(self._trees)
+            if self._fetched_ns is None or pending:
+                self._wait(pending)
 
-    def _wait(self, trees: tuple[object, ...]) -> None:
-        with self._recording.survive("the results of a step could not be awaited"), self._collector.span(READY):
-            self._collector.wait(self._collector.pending(trees))
+    def _wait(self, pending: list[Any]) -> None:
+        with self._collector.span(READY):
+            self._collector.wait(pending)
             self._ready_ns = self._ready_ns or time.time_ns()
 
     def _record(self) -> StepRecord:
