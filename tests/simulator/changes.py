@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
-from fractions import Fraction
 
 from simulator.engine import Change, Lane, Piece
 
@@ -17,7 +16,7 @@ def scaled(pattern: str, factor: float, ranks: Collection[int] | None = None) ->
         if ranks is not None and piece.lane.rank not in ranks:
             return piece.duration_ns
         found = piece.kind.value == pattern if chosen is None else bool(piece.name and chosen.search(piece.name))
-        return round(piece.duration_ns * Fraction(factor)) if found else piece.duration_ns
+        return round(piece.duration_ns * factor) if found else piece.duration_ns
 
     return change
 
