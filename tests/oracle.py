@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,20 @@ if TYPE_CHECKING:
     from simulator.engine import Outcome
 
 
-def recorded(outcome: Outcome, folder: Path, *, packed: bool = False, base_ns: int = BASE_NS) -> Run:
-    """What traceflow reads of a simulated run, which is not on disk any longer."""
-    write(outcome, folder, packed=packed, base_ns=base_ns)
+def recorded(
+    outcome: Outcome,
+    folder: Path,
+    *,
+    packed: bool = False,
+    base_ns: int = BASE_NS,
+    sequence_numbers: bool = True,
+    ranks: Container[int] | None = None,
+) -> Run:
+    """What traceflow reads of some ranks of a simulated run, or of all; it is not on disk any longer."""
+    write(outcome, folder, packed=packed, base_ns=base_ns, sequence_numbers=sequence_numbers)
+    for file in folder.iterdir():
+        if ranks is not None and int(file.name.removeprefix("rank").split(".")[0]) not in ranks:
+            file.unlink()
     run = traceflow.open(folder)
     assert len(run.trace.events)
     for file in folder.iterdir():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from random import Random
@@ -20,12 +21,11 @@ from oracle import exactly, origin_ns, recorded
 from simulator.changes import lengthened, scaled
 from simulator.engine import Done, Lane, Outcome, Piece, Span, simulate
 from simulator.kineto import BASE_NS
-from simulator.program import POINT_TO_POINT, Exchange, Kind, Program, Step
+from simulator.program import POINT_TO_POINT, Exchange, Kind, Part, Program, Step
 from simulator.random_programs import Recipe, random_program
 from simulator.script import Latencies
 
 from traceflow.analyzers.changes import Drop, Scale, apply
-from traceflow.analyzers.communication import Call
 from traceflow.run import Run
 
 PROGRAMS = int(os.environ.get("TRACEFLOW_ORACLE_PROGRAMS", "24"))
@@ -101,24 +101,32 @@ def test_a_window_is_as_long_as_the_run(case: Opener, seed: int) -> None:
 @some(1)
 def test_every_participant_waits_for_the_last_it_needs(case: Opener, seed: int) -> None:
     known = case(seed, VISIBLE)
-    assert split(known) == {
-        (exchange.group, rank, a.arrival_ns, a.end_ns): (a.last_ns - a.arrival_ns, a.end_ns - a.last_ns)
-        for exchange, attendances in known.outcome.exchanges.items()
-        for rank, a in attendances.items()
-        if exchange.operation != POINT_TO_POINT
-    }
+    assert split(known.run, known.outcome) == attended(known.outcome, known.outcome.exchanges)
     assert known.run.communication().unmatched == ()
 
 
-def split(known: Case) -> dict[tuple[str, int, int, int], tuple[int, int]]:
-    """Wait and transfer by group, rank, arrival and end."""
-    origin = origin_ns(known.outcome)
+Splits = dict[tuple[str, int, int, int], tuple[int, int]]
+"""Wait and transfer by group, rank, arrival and end."""
 
-    def key(group: str, call: Call) -> tuple[str, int, int, int]:
-        return group, call.participant[0], call.arrival_ns + origin, call.end_ns + origin
 
-    collectives = known.run.communication().collectives
-    return {key(c.group, call): (call.wait_ns, call.transfer_ns) for c in collectives for call in c.calls}
+def split(run: Run, outcome: Outcome) -> Splits:
+    """As traceflow says."""
+    origin = origin_ns(outcome)
+    return {
+        (c.group, call.participant[0], call.arrival_ns + origin, call.end_ns + origin): (call.wait_ns, call.transfer_ns)
+        for c in run.communication().collectives
+        for call in c.calls
+    }
+
+
+def attended(outcome: Outcome, exchanges: Collection[Exchange]) -> Splits:
+    """As it was, in the given collectives."""
+    return {
+        (exchange.group, rank, a.arrival_ns, a.end_ns): (a.last_ns - a.arrival_ns, a.end_ns - a.last_ns)
+        for exchange in exchanges
+        for rank, a in outcome.exchanges[exchange].items()
+        if exchange.operation != POINT_TO_POINT
+    }
 
 
 @some(1)
@@ -144,14 +152,23 @@ def members_of(exchange: Exchange, present: Collection[int]) -> frozenset[int]:
 @some(1)
 def test_every_message_is_seen_at_both_ends(case: Opener, seed: int) -> None:
     known = case(seed, VISIBLE)
-    origin = origin_ns(known.outcome)
-    sent = {
-        (*exchange.members, attendances[exchange.members[0]].arrival_ns, attendances[exchange.members[1]].end_ns)
-        for exchange, attendances in known.outcome.exchanges.items()
-        if exchange.operation == POINT_TO_POINT
-    }
-    messages = known.run.communication().messages
-    assert {(m.source[0], m.destination[0], m.posted_ns + origin, m.received_ns + origin) for m in messages} == sent
+    assert received(known.run, known.outcome) == transferred(known.outcome)
+
+
+def received(run: Run, outcome: Outcome) -> set[tuple[int, int, int, int]]:
+    """Source, destination, when it was posted and when received, as traceflow says."""
+    origin, messages = origin_ns(outcome), run.communication().messages
+    return {(m.source[0], m.destination[0], m.posted_ns + origin, m.received_ns + origin) for m in messages}
+
+
+def transferred(outcome: Outcome) -> set[tuple[int, int, int, int]]:
+    """The same as it was."""
+    seen = set()
+    for exchange, attendances in outcome.exchanges.items():
+        if exchange.operation == POINT_TO_POINT:
+            source, destination = exchange.members
+            seen.add((source, destination, attendances[source].arrival_ns, attendances[destination].end_ns))
+    return seen
 
 
 @some(1)
@@ -197,6 +214,46 @@ def pieces_by_place(outcome: Outcome) -> dict[tuple[int, str, str, int], Done]:
         key = lane.rank, str(lane.number), done.piece.name, done.start_ns - origin_ns(outcome)
         found.setdefault(key, []).append(done)
     return {key: same[0] for key, same in found.items() if len(same) == 1 and same[0].end_ns > same[0].start_ns}
+
+
+# Evidence that is not there.
+
+
+@some(0.5)
+def test_collectives_without_numbers_are_told_apart_by_their_order(case: Opener, seed: int, tmp_path: Path) -> None:
+    outcome = case(seed, VISIBLE).outcome
+    run = recorded(outcome, tmp_path, sequence_numbers=False)
+    assert split(run, outcome) == attended(outcome, outcome.exchanges)
+
+
+@some(0.5)
+@pytest.mark.parametrize("numbered", [True, False])
+def test_a_lost_event_shifts_no_other(case: Opener, seed: int, tmp_path: Path, *, numbered: bool) -> None:
+    whole, rng = case(seed, VISIBLE).outcome, Random(seed)
+    parts = [span for span in whole.spans if isinstance(span.what, Part)]
+    lost = rng.sample(parts, min(rng.randint(1, 3), len(parts)))
+    outcome = replace(whole, spans=[span for span in whole.spans if span not in lost])
+    run = recorded(outcome, tmp_path, sequence_numbers=numbered)
+    incomplete = {span.what.exchange for span in lost if isinstance(span.what, Part)}
+    expected = attended(whole, whole.exchanges.keys() - incomplete)
+    found = split(run, outcome)
+    assert found == expected if numbered else found.items() <= expected.items()
+    assert received(run, outcome) <= transferred(whole)
+
+
+@some(0.5)
+@pytest.mark.parametrize("numbered", [True, False])
+def test_of_ranks_that_are_not_there_nothing_is_said(
+    case: Opener, seed: int, tmp_path: Path, *, numbered: bool
+) -> None:
+    whole, rng = case(seed, VISIBLE).outcome, Random(seed)
+    ranks = set(rng.sample(whole.program.ranks, rng.randint(1, len(whole.program.ranks) - 1)))
+    outcome = replace(whole, spans=[span for span in whole.spans if span.lane.rank in ranks])
+    run = recorded(whole, tmp_path, sequence_numbers=numbered, ranks=ranks)
+    present = {exchange for exchange in whole.exchanges if ranks.issuperset(exchange.members)}
+    assert split(run, outcome) == attended(whole, present)
+    absent = [span for span in outcome.spans if isinstance(span.what, Part) and span.what.exchange not in present]
+    assert len(run.communication().unmatched) == len(absent)
 
 
 # Steps.

@@ -32,7 +32,9 @@ _DTYPE, _ROOTED = "BFloat16", frozenset({"broadcast", "reduce", "gather", "scatt
 _SYNC_NAMES = {Scope.STREAM: "Stream Sync", Scope.EVENT: "Event Sync", Scope.DEVICE: "Context Sync"}
 
 
-def write(outcome: Outcome, folder: Path, *, packed: bool = False, base_ns: int = BASE_NS) -> Path:
+def write(
+    outcome: Outcome, folder: Path, *, packed: bool = False, base_ns: int = BASE_NS, sequence_numbers: bool = True
+) -> Path:
     """Write one file per rank into a folder, as the clock of each rank's host shows the times.
 
     Args:
@@ -40,10 +42,11 @@ def write(outcome: Outcome, folder: Path, *, packed: bool = False, base_ns: int 
         folder: Where to; made where it does not exist.
         packed: Whether the files are packed by gzip.
         base_ns: What the timestamps count from; 0 makes them so long that no float64 of us can hold them.
+        sequence_numbers: Whether collectives are numbered, as they are since 2026.
     """
     folder.mkdir(parents=True, exist_ok=True)
     for rank in outcome.program.ranks:
-        text = "".join(_file(outcome, rank, base_ns)).encode()
+        text = "".join(_file(outcome, rank, base_ns, sequence_numbers=sequence_numbers)).encode()
         name = f"rank{rank}.pt.trace.json"
         if packed:
             (folder / f"{name}.gz").write_bytes(gzip.compress(text, 1, mtime=0))
@@ -52,7 +55,7 @@ def write(outcome: Outcome, folder: Path, *, packed: bool = False, base_ns: int 
     return folder
 
 
-def _file(outcome: Outcome, rank: int, base_ns: int) -> Iterator[str]:
+def _file(outcome: Outcome, rank: int, base_ns: int, *, sequence_numbers: bool) -> Iterator[str]:
     program = outcome.program
     header = {
         "schemaVersion": 1,
@@ -65,7 +68,7 @@ def _file(outcome: Outcome, rank: int, base_ns: int) -> Iterator[str]:
     }
     yield "{\n" + "".join(f"  {json.dumps(key)}: {json.dumps(value)},\n" for key, value in header.items())
     yield '  "traceEvents": [\n  '
-    yield ",\n  ".join(_Writer(outcome, rank, BASE_NS - base_ns).events())
+    yield ",\n  ".join(_Writer(outcome, rank, BASE_NS - base_ns, sequence_numbers=sequence_numbers).events())
     yield f'\n  ],\n  "traceName": "rank{rank}.pt.trace.json"\n}}\n'
 
 
@@ -100,9 +103,10 @@ def device_of(rank: int) -> int:
 class _Writer:
     """The events of one rank."""
 
-    def __init__(self, outcome: Outcome, rank: int, shift_ns: int) -> None:
+    def __init__(self, outcome: Outcome, rank: int, shift_ns: int, *, sequence_numbers: bool) -> None:
         self.spans = [span for span in outcome.spans if span.lane.rank == rank]
         self.outcome, self.rank, self.shift_ns = outcome, rank, shift_ns
+        self.sequence_numbers = sequence_numbers
         self.clock = outcome.program.clock(rank)
         self.process = 4000 + rank
 
@@ -208,7 +212,7 @@ class _Writer:
                 "In split size": str([*exchange.splits[own]]),
                 "Out split size": str([row[own] for row in exchange.splits]),
             }
-        return args | {"Seq": exchange.number}
+        return args | ({"Seq": exchange.number} if self.sequence_numbers else {})
 
     def root(self, exchange: Exchange) -> dict[str, Json]:
         """The exporter gives the root of a rooted operation, else the participant, by its place in the group."""
