@@ -10,35 +10,44 @@ from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, contextmanager
 from functools import wraps
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 
-class Handle(Protocol):
-    """What ends a watch."""
+def on_optimizer_step(call: Callable[[object], object]) -> Callable[[], None]:
+    """Call a function with the optimizer whenever one of PyTorch's has updated its parameters.
 
-    def remove(self) -> None:
-        """Tell no more."""
-        ...
-
-
-def on_optimizer_step(call: Callable[[object], object]) -> Handle:
-    """Call a function with the optimizer whenever one of PyTorch's has updated its parameters."""
+    Returns:
+        What ends the watch.
+    """
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
-    handle: Handle = register_optimizer_step_post_hook(lambda optimizer, _args, _kwargs: call(optimizer))
-    return handle
+    end: Callable[[], None] = register_optimizer_step_post_hook(
+        lambda optimizer, _args, _kwargs: call(optimizer)
+    ).remove
+    return end
 
 
-def on_annotated_step(around: Callable[[AbstractContextManager[object]], AbstractContextManager[object]]) -> None:
+def on_annotated_step(
+    around: Callable[[AbstractContextManager[object]], AbstractContextManager[object]],
+) -> Callable[[], None]:
     """Enter `around(mark)` wherever the program enters a step that it annotates with JAX's `StepTraceAnnotation`.
 
     The mark is the annotation itself. It has not begun yet; to enter it is for `around` to do.
+
+    Returns:
+        What ends the watch. From then on an annotation is nothing but an annotation.
     """
     import jax
 
     annotation: Any = jax.profiler.StepTraceAnnotation
+    watching = True
 
     class StepTraceAnnotation(annotation):  # type: ignore[misc]  # a class that is only known at run time
+        def __new__(cls, *arguments: Any, **options: Any) -> Any:
+            if watching or cls is not StepTraceAnnotation:
+                return super().__new__(cls)
+            return annotation(*arguments, **options)
+
         def __init__(self, *arguments: Any, **options: Any) -> None:
             self._given = arguments, options
 
@@ -54,7 +63,7 @@ def on_annotated_step(around: Callable[[AbstractContextManager[object]], Abstrac
                 super().__exit__(*sys.exc_info())
 
         def __enter__(self) -> Self:
-            self._around = around(self._mark())
+            self._around = around(self._mark()) if watching else self._mark()
             self._around.__enter__()
             return self
 
@@ -63,7 +72,12 @@ def on_annotated_step(around: Callable[[AbstractContextManager[object]], Abstrac
         ) -> None:
             self._around.__exit__(kind, error, trace)
 
+    def end() -> None:
+        nonlocal watching
+        watching = False
+
     _replace(annotation, StepTraceAnnotation)
+    return end
 
 
 def on_compilation(begun: Callable[[], object], ended: Callable[[], object]) -> None:

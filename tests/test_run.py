@@ -115,6 +115,7 @@ def test_without_annotations_a_window_is_recorded(folder: Path, capfd: pytest.Ca
     opened = traceflow.open("a")
     assert "jit__lambda" in {module.name for module in opened.programs.values()}
     assert opened.trace.marks.step.tolist() == []
+    assert not [name for name in opened.trace.strings if name.startswith("traceflow")]
     manifest = manifest_of(folder / "a")
     assert manifest.complete
     assert manifest.launch.steps_are is None

@@ -61,7 +61,6 @@ def record_torch() -> None:
 def record_jax() -> None:
     """Record the annotated steps of this process, or a window; called when JAX has been imported."""
     steps = _JaxSteps(_settings())
-    on_annotated_step(steps.around)
     on_compilation(steps.window.busy, steps.window.idle)
     on_own_profile(steps.give_way)
     # JAX has registered how it lets go of its devices; what is registered last is called first.
@@ -120,7 +119,7 @@ class _OptimizerSteps:
         self._recording = recording
         self._optimizer: object = None
         self._step: Step | None = None
-        self._handle = on_optimizer_step(self._stepped)
+        self._end_watch = on_optimizer_step(self._stepped)
 
     def _stepped(self, optimizer: object) -> None:
         if not self._recording.here or (self._optimizer is not None and self._optimizer is not optimizer):
@@ -130,18 +129,14 @@ class _OptimizerSteps:
         self._optimizer, self._step = optimizer, self._recording.step()
         self._step.__enter__()
         if self._recording.over:
-            self._handle.remove()
+            self._end_watch()
             self._optimizer = self._step = None
 
 
 class _Unmarked(JaxProfiler):
-    """The profiler of a program that marks its own steps, or none, and that may go on while we look at its arrays."""
+    """The profiler of a program that goes on while it is recorded: nothing is marked, and arrays may be given away."""
 
     starter: ClassVar[int | None] = None  # the thread that is starting the profiler
-
-    def __init__(self, *, hlo: bool) -> None:
-        super().__init__(hlo=hlo)
-        self.mark: AbstractContextManager[object] | None = None
 
     def start(self, folder: Path) -> None:
         """Start tracing, and let it be known that this is not the program's own profile."""
@@ -152,9 +147,12 @@ class _Unmarked(JaxProfiler):
             _Unmarked.starter = None
 
     def step(self, _number: int) -> AbstractContextManager[object]:
-        """The program's own mark, if it has set one and nobody has entered it yet."""
-        mark, self.mark = self.mark, None
-        return mark or nullcontext()
+        """Nothing: there are no steps."""
+        return nullcontext()
+
+    def span(self, _name: str) -> AbstractContextManager[object]:
+        """Nothing: whoever waits for the end of a window is not the program, and has no place in its trace."""
+        return nullcontext()
 
     def pending(self, trees: tuple[object, ...]) -> list[Any]:
         """What is being computed, where the program gives none of it away in the meantime."""
@@ -168,17 +166,33 @@ class _Unmarked(JaxProfiler):
             super().wait(arrays)
 
 
+class _Annotated(_Unmarked):
+    """The profiler of a program that marks its own steps."""
+
+    mark: AbstractContextManager[object] | None = None
+
+    def step(self, _number: int) -> AbstractContextManager[object]:
+        """The program's own mark, if there is one that nobody has entered yet."""
+        mark, self.mark = self.mark, None
+        return mark or nullcontext()
+
+    def span(self, name: str) -> AbstractContextManager[object]:
+        """Annotate what the host does inside."""
+        return JaxProfiler.span(self, name)
+
+
 class _JaxSteps:
     """The steps that a JAX program annotates; until it does, a window."""
 
     def __init__(self, settings: Settings) -> None:
         self.window = _Window(settings)
-        self._collector = _Unmarked(hlo=settings.options.hlo)
+        self._collector = _Annotated(hlo=settings.options.hlo)
         self._recording = _Quiet(settings, STEPS, self._collector, settings.options)
         self._inside = False
+        self._end_watch = on_annotated_step(self._around)
 
     @contextmanager
-    def around(self, mark: AbstractContextManager[object]) -> Generator[None]:
+    def _around(self, mark: AbstractContextManager[object]) -> Generator[None]:
         """What the program does in a step of its own; a step within another one does not count."""
         if self._inside or self._recording.over or not self._recording.here:
             with mark:
@@ -192,6 +206,8 @@ class _JaxSteps:
                 yield
         finally:
             self._inside = False
+            if self._recording.over:
+                self._end_watch()
 
     def give_way(self) -> None:
         """Leave the profiler to the program, which is about to start it."""
@@ -223,7 +239,7 @@ class _Window:
     def idle(self) -> None:
         """Hear that a program has been compiled; the first one opens the window."""
         self._compiling, self._idle_since = False, time.monotonic()
-        if self._thread is None and not self._ended.is_set():
+        if self._thread is None and self._recording.here and not self._ended.is_set():
             self._thread = threading.Thread(target=self._record, name="traceflow", daemon=True)
             self._thread.start()
 
