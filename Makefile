@@ -8,10 +8,10 @@ INSTALLED := $(VENV)/installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test lint types docs notebooks unit bench format constraints clean
+.PHONY: help venv demo demo-torch test lint types docs notebooks unit bench format constraints clean
 
 help: ## say what can be made
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
 
 venv: $(INSTALLED) ## install the package and all tools in .venv
 
@@ -21,8 +21,13 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
 	touch $@
 
-demo: venv ## record a step, explain it, write demo/report.html
+demo: venv ## record two computations, explain them, write demo/report.html
 	$(BIN)/traceflow demo --force
+
+demo-torch: EXTRAS := dev,torch
+demo-torch: venv ## the same with PyTorch on four processes, in demo-torch/report.html
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	$(BIN)/traceflow demo --torch --force
 
 test: lint types docs notebooks unit ## run every check
 
@@ -55,4 +60,4 @@ constraints: ## pin the newest releases of everything, with all extras
 	scripts/pin $(PYTHON) > constraints.new && mv constraints.new constraints.txt
 
 clean: ## remove what was built, .venv too
-	rm -rf $(VENV) build demo .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build demo demo-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

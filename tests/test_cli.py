@@ -450,18 +450,34 @@ def form(name: str, durations_ns: tuple[int, int, int], hidden_ns: int) -> forms
 )
 def test_the_verdict_of_the_demo(ring_ns: tuple[int, int, int], said: str) -> None:
     both = {"gather": form("gather", (100_000, 95_000, 110_000), 0), "ring": form("ring", ring_ns, 5_000)}
-    text = forms.compared(both, devices=8, width=1_000, color=False)
+    text = forms.compared([(forms.PRODUCT, both)], devices=8, width=1_000, color=False)
     assert said in text
+    assert "Experts" not in text
     assert "0.0 % in gather and 25.0 % in ring was hidden behind computation" in text
     assert "These 8 devices are simulated" in text
     assert "no evidence about accelerators" in text
 
 
-def test_the_demo_needs_jax(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setitem(sys.modules, "jax", None)
-    assert main(["demo", "-o", str(tmp_path / "demo")]) == 1
+def test_the_demo_tells_what_speed_cost() -> None:
+    lean, wasteful = form("capacity", (10_000, 9_000, 11_000), 0), form("masked", (90_000, 80_000, 99_000), 5_000)
+    both = {
+        "capacity": replace(lean, routed=forms.Routed(rows=2_560, assigned=2_048, dropped=250)),
+        "masked": replace(wasteful, routed=forms.Routed(rows=16_384, assigned=2_048, dropped=0)),
+    }
+    text = forms.compared([(forms.EXPERTS, both)], devices=8, width=1_000, color=False)
+    multiplied = "2,560 rows in capacity (250 of 2,048 assignments dropped) and 16,384 rows in masked (nothing dropped)"
+    assert f"Experts multiplied {multiplied}." in text
+    assert ["capacity", "10.000", "20.000", "20.000", "0.000"] in [line.split() for line in text.splitlines()]
+
+
+@pytest.mark.parametrize(("framework", "told", "more"), [("jax", "JAX", []), ("torch", "PyTorch", ["--torch"])])
+def test_the_demo_needs_its_framework(
+    framework: str, told: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setitem(sys.modules, framework, None)
+    assert main(["demo", *more, "-o", str(tmp_path / "demo")]) == 1
     assert capsys.readouterr().err.startswith(
-        "error: TF113: cannot record the demo: JAX is not installed; pip install "
+        f"error: TF113: cannot record the demo: {told} is not installed; pip install 'traceflow-ml[{framework}]'"
     )
     assert not (tmp_path / "demo").exists()
 
@@ -471,8 +487,8 @@ def test_the_demo_records_explains_and_reports(tmp_path: Path, capsys: Capture) 
     folder = tmp_path / "demo"
     assert main(["demo", "-o", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert {path.name for path in folder.iterdir()} == {"gather", "ring", "report.html"}
-    assert "Verdict" in out
+    assert {path.name for path in folder.iterdir()} == {"gather", "ring", "capacity", "masked", "report.html"}
+    assert out.count("Verdict") == 2
     assert out.endswith(f"Wrote {folder / 'report.html'}\n")
     assert main(["show", "summary", str(folder / "ring"), "--format", "json"]) == 0
     summary = json.loads(capsys.readouterr().out)

@@ -336,6 +336,17 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
     assert ["removable transfer", "0.000", "0.000", "0.000", "n/a", "", "modelled"] in rows(table)
 
 
+def test_runs_of_different_aims_are_not_compared() -> None:
+    made = [(10, "product"), (20, "experts"), (11, "product"), (24, "experts"), (7, "alone")]
+    parts = [Part(f"{aim} {ms}", steps(ms, ms, ms).run(), 1, aim) for ms, aim in made]
+    tables = Page(render_comparison(parts)).root.all("section")[0].all("table")
+    windows = [next(row for row in rows(table) if row[0] == "window") for table in tables]
+    assert [row[1:5] for row in windows] == [
+        ["10.000", "11.000", "1.000", "10.0"],
+        ["20.000", "24.000", "4.000", "20.0"],
+    ]
+
+
 def test_a_page_of_several_runs_has_no_id_twice() -> None:
     page = Page(render_comparison([Part("x", two_cards().run()), Part("x", two_rounds().run())])).root
     ids = [node.attributes["id"] for node in page._below() if "id" in node.attributes]

@@ -1,4 +1,4 @@
-"""What the demo says of the two forms of the collective matmul."""
+"""What the demo says of computations that it recorded in two forms each."""
 
 from __future__ import annotations
 
@@ -22,6 +22,39 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Computation:
+    """What was computed, and what each of two forms of it does."""
+
+    title: str
+    forms: Mapping[str, str]  # by name
+
+
+PRODUCT = Computation(
+    "One product A @ W",
+    {
+        "gather": "an all-gather assembles A on every device, then each multiplies once",
+        "ring": "blocks of A travel on while each device multiplies with the one it has",
+    },
+)
+EXPERTS = Computation(
+    "One train step of a mixture of experts",
+    {
+        "capacity": "tokens travel to their experts, in as many rows as are reserved",
+        "masked": "experts travel to every device, which runs all and masks the unchosen",
+    },
+)
+
+
+@dataclass(frozen=True)
+class Routed:
+    """How the tokens of one step met the experts, counted over all devices."""
+
+    rows: int  # that experts multiplied
+    assigned: int
+    dropped: int
+
+
+@dataclass(frozen=True)
 class Form:
     """One form, recorded, with one of its steps explained."""
 
@@ -29,6 +62,7 @@ class Form:
     step: int
     path: CriticalPath
     communication: Communication
+    routed: Routed | None = None  # where there are experts
 
     @property
     def steady(self) -> SteadyState:
@@ -36,11 +70,11 @@ class Form:
         return steady_state(self.summary)
 
     @property
-    def communication_ns(self) -> tuple[int, int, int]:
-        """Busy, exposed and overlapped communication, each the mean over the devices."""
-        each = [(p.busy_ns, p.exposed_ns, p.overlapped_ns) for p in self.communication.participants]
-        busy, exposed, overlapped = (round(sum(column) / len(each)) for column in zip(*each, strict=True))
-        return busy, exposed, overlapped
+    def use_ns(self) -> tuple[int, int, int, int]:
+        """Computation, and busy, exposed and overlapped communication, each the mean over the devices."""
+        each = [(p.compute_ns, p.busy_ns, p.exposed_ns, p.overlapped_ns) for p in self.communication.participants]
+        compute, busy, exposed, overlapped = (round(sum(column) / len(each)) for column in zip(*each, strict=True))
+        return compute, busy, exposed, overlapped
 
 
 Forms: TypeAlias = Mapping[str, Form]
@@ -58,32 +92,40 @@ def steady_state(summary: Summary) -> SteadyState:
     return summary.steady_state
 
 
-def compared(forms: Forms, *, devices: int, width: int, color: bool) -> str:
-    """Step times, critical paths and communication of the forms `gather` and `ring` side by side, and a verdict.
+def compared(recorded: Sequence[tuple[Computation, Forms]], *, devices: int, width: int, color: bool) -> str:
+    """Step times, critical paths and communication of the forms of each computation side by side, and verdicts.
 
     Args:
-        forms: By name.
+        recorded: The computations, with both forms of each.
         devices: How many devices were simulated.
         width: Characters of a line.
         color: Whether to use terminal escapes.
     """
-    return printed(_parts(forms, devices), width=width, color=color)
+    return printed(_parts(recorded, devices), width=width, color=color)
 
 
-def _parts(forms: Forms, devices: int) -> Iterator[RenderableType]:
-    yield Text(f"One product A @ W on {devices} devices, computed in two forms:")
-    yield Text("gather  an all-gather assembles A on every device, then each multiplies once")
-    yield Text("ring    blocks of A travel on while each device multiplies with the one it has")
+def _parts(recorded: Sequence[tuple[Computation, Forms]], devices: int) -> Iterator[RenderableType]:
+    for computation, forms in recorded:
+        yield Text(f"{computation.title} on {devices} devices, in two forms:", style="bold")
+        longest = max(map(len, computation.forms))
+        yield Text("\n".join(f"{name:{longest}}  {what}" for name, what in computation.forms.items()))
+        yield from _tables(forms)
+        yield Text("\nVerdict", style="bold")
+        yield Text("\n".join(filter(None, (_faster(forms), _hidden(forms), _multiplied(forms)))) + "\n")
+    yield Text(f"{_worth(devices)}\n")
+
+
+def _tables(forms: Forms) -> Iterator[RenderableType]:
+    number = min(form.steady.steps for form in forms.values())
     times = {name: (f.steady.median_ns, f.steady.minimum_ns, f.steady.maximum_ns) for name, f in forms.items()}
-    yield from _table(f"Time of {forms['ring'].steady.steps} steps each", ("median", "min", "max"), times)
+    yield from _table(f"Time of {number} steps each", ("median", "min", "max"), times)
     kinds = tuple(dict.fromkeys(kind for form in forms.values() for kind in form.path.by_kind_ns))
     paths = {name: [form.path.by_kind_ns.get(kind, 0) for kind in kinds] for name, form in forms.items()}
     steps = ", ".join(f"{name} {form.step}" for name, form in forms.items())
     yield from _table(f"Critical path of the step closest to the median ({steps}), by kind", kinds, paths)
-    shares = {name: form.communication_ns for name, form in forms.items()}
-    yield from _table("Communication in that step, mean of the devices", ("busy", "exposed", "overlapped"), shares)
-    yield Text("\nVerdict", style="bold")
-    yield Text(f"{_faster(forms)}\n{_hidden(forms)}\n{_worth(devices)}\n")
+    use = {name: form.use_ns for name, form in forms.items()}
+    headings = ("computation", "communication", "exposed", "overlapped")
+    yield from _table("Computation and communication in that step, mean of the devices", headings, use)
 
 
 def _table(title: str, headings: Sequence[str], figures_ns: Mapping[str, Sequence[int]]) -> Iterator[RenderableType]:
@@ -105,9 +147,23 @@ def _faster(forms: Forms) -> str:
 def _hidden(forms: Forms) -> str:
     shares = []
     for name, form in forms.items():
-        busy_ns, _, overlapped_ns = form.communication_ns
+        _, busy_ns, _, overlapped_ns = form.use_ns
         shares.append(f"{share_text(overlapped_ns, busy_ns)} in {name}")
     return f"Of all communication, {' and '.join(shares)} was hidden behind computation."
+
+
+def _multiplied(forms: Forms) -> str:
+    """How much work each form made of the same tokens; nothing where there are no experts."""
+    told = [
+        f"{routed.rows:,} rows in {name} ({_dropped(routed)})"
+        for name, form in forms.items()
+        if (routed := form.routed)
+    ]
+    return f"Experts multiplied {' and '.join(told)}." if told else ""
+
+
+def _dropped(routed: Routed) -> str:
+    return f"{routed.dropped:,} of {routed.assigned:,} assignments dropped" if routed.dropped else "nothing dropped"
 
 
 def _worth(devices: int) -> str:

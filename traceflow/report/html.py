@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from importlib.resources import files
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceflow.errors import TraceflowError
-from traceflow.report.chapter import chapter
+from traceflow.report.chapter import Chapter, chapter
 from traceflow.report.comparison import comparison
 from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
-from traceflow.report.grid import duration, percent
+from traceflow.report.grid import Grid, duration, percent
 from traceflow.report.names import printable
 from traceflow.report.subject import Subject
 from traceflow.report.verdict import SIMULATION
@@ -33,11 +33,15 @@ ROWS = 30_000
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One run of a comparison: what the reader calls it, and which of its steps is explained."""
+    """One run of a page: what the reader calls it, which of its steps is explained, and what it is an attempt at.
+
+    Runs are compared with others of the same aim.
+    """
 
     title: str
     run: Subject
     step: int | None = None
+    aim: str = ""
 
 
 def write_report(run: Subject, path: Path, *, step: int | None = None, force: bool = False) -> Path:
@@ -60,7 +64,7 @@ def write_report(run: Subject, path: Path, *, step: int | None = None, force: bo
 
 
 def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) -> Path:
-    """Write a report of several runs: the last compared with the first, then each explained.
+    """Write a report of several runs: of each aim the last compared with the first, then each explained.
 
     Args:
         parts: The runs, in order.
@@ -113,7 +117,7 @@ def render_comparison(parts: Sequence[Part]) -> str:
     page = _environment().get_template("report.html")
     return page.render(
         chapters=chapters,
-        comparison=comparison([(c.title, c.compared) for c in chapters]) if len(chapters) > 1 else None,
+        comparisons=_comparisons(parts, chapters),
         title=", ".join(c.title for c in chapters),
         style=style,
         style_hash=_hash(style),
@@ -121,6 +125,16 @@ def render_comparison(parts: Sequence[Part]) -> str:
         script_hash=_hash(script),
         version=version("traceflow-ml"),
     )
+
+
+def _comparisons(parts: Sequence[Part], chapters: Sequence[Chapter]) -> list[Grid]:
+    """One per aim that several runs have."""
+    grids = []
+    for aim in dict.fromkeys(part.aim for part in parts):
+        runs = [(c.title, c.compared) for part, c in zip(parts, chapters, strict=True) if part.aim == aim]
+        if len(runs) > 1:
+            grids.append(replace(comparison(runs), title=aim))
+    return grids
 
 
 def _title(run: Subject) -> str:
