@@ -124,10 +124,11 @@ class _OptimizerSteps:
     def _stepped(self, optimizer: object) -> None:
         if not self._recording.here or (self._optimizer is not None and self._optimizer is not optimizer):
             return
-        if self._step is not None:
-            self._step.__exit__(None, None, None)
-        self._optimizer, self._step = optimizer, self._recording.step()
-        self._step.__enter__()
+        with self._recording.survive("a step could not be recorded"):
+            if self._step is not None:
+                self._step.__exit__(None, None, None)
+            self._optimizer, self._step = optimizer, self._recording.step()
+            self._step.__enter__()
         if self._recording.over:
             self._end_watch()
             self._optimizer = self._step = None

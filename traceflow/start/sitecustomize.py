@@ -7,8 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import module_from_spec
+
+# What a framework of a version that nobody has foreseen, or a broken one, may cause. Its import must not fail for it.
+_FAILURES = (AttributeError, ImportError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 
 
 def _hand_on() -> None:
@@ -32,15 +36,17 @@ def _watch() -> None:
 
 
 def _record_jax() -> None:
-    from traceflow.launched import record_jax
+    with suppress(*_FAILURES):
+        from traceflow.launched import record_jax
 
-    record_jax()
+        record_jax()
 
 
 def _record_torch() -> None:
-    from traceflow.launched import record_torch
+    with suppress(*_FAILURES):
+        from traceflow.launched import record_torch
 
-    record_torch()
+        record_torch()
 
 
 if os.environ.get("TRACEFLOW_RUN") and __name__ == "sitecustomize":
