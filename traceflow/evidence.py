@@ -136,9 +136,10 @@ def _read_one(file: Path, form: _Format, rank: int) -> Evidence:
         from traceflow.trace.chrome import read_chrome
 
         return read_chrome(file, rank=rank)
+    from traceflow.trace.flight_recorder import with_recording_beside
     from traceflow.trace.kineto import read_kineto
 
-    return Evidence(read_kineto(file), {})
+    return Evidence(with_recording_beside(read_kineto(file), file), {})
 
 
 def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:
