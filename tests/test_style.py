@@ -41,8 +41,12 @@ def parsed(path: Path) -> ast.Module:
 
 def functions_of(tree: ast.AST) -> list[Function]:
     """Every function, nested ones included; overloads are signatures only."""
-    found = (node for node in ast.walk(tree) if isinstance(node, Function))
-    return [f for f in found if not any(ast.unparse(mark).endswith("overload") for mark in f.decorator_list)]
+    return [node for node in ast.walk(tree) if isinstance(node, Function) and not is_overload(node)]
+
+
+def is_overload(node: Function | ast.ClassDef) -> bool:
+    """Whether this is one more signature of the function that follows."""
+    return any(ast.unparse(mark).endswith("overload") for mark in node.decorator_list)
 
 
 def lines_of(function: Function) -> int:
@@ -55,7 +59,7 @@ def public_without_docstring(tree: ast.Module | ast.ClassDef) -> Iterator[str]:
     """Public functions and classes of a module or class, and their public members, that say nothing."""
     for node in tree.body:
         if isinstance(node, Function | ast.ClassDef) and not node.name.startswith("_"):
-            if ast.get_docstring(node) is None:
+            if ast.get_docstring(node) is None and not is_overload(node):
                 yield node.name
             if isinstance(node, ast.ClassDef):
                 yield from public_without_docstring(node)

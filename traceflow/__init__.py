@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from traceflow.errors import TraceflowError
+    from traceflow.instrumenting import instrument
     from traceflow.recording import record
     from traceflow.run import Run
     from traceflow.run import open_run as open  # noqa: A004  # the name that users see is tf.open
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Run", "Trace", "TraceflowError", "__version__", "open", "record"]
+__all__ = ["Run", "Trace", "TraceflowError", "__version__", "instrument", "open", "record"]
 
 _HOMES = {
     "Run": ("traceflow.run", "Run"),
     "Trace": ("traceflow.trace.model", "Trace"),
     "TraceflowError": ("traceflow.errors", "TraceflowError"),
+    "instrument": ("traceflow.instrumenting", "instrument"),
     "open": ("traceflow.run", "open_run"),
     "record": ("traceflow.recording", "record"),
 }

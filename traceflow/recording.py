@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -59,6 +60,12 @@ _FAILURES = (
     TypeError,
     ValueError,
 )
+
+
+def recording_here() -> _Recording | None:
+    """The recording this thread is in, None outside one and while one of its steps is open."""
+    recording = _HERE.get()
+    return recording if recording is not None and recording.awaits_step() else None
 
 
 def record(
@@ -195,6 +202,8 @@ class _Recording(Recorder):
         self._steps: list[StepRecord] = []
         self._problem: str | None = None
         self._told = False
+        self._outer: _Recording | None = None
+        self.in_step = False
 
     def __enter__(self) -> Self:
         self._folder = reserve(self._path, force=self._force)
@@ -205,7 +214,13 @@ class _Recording(Recorder):
         if self._collector is not None:
             self._use(self._collector)
         self._open = True
+        self._outer = _HERE.get()
+        _HERE.set(self)
         return self
+
+    def awaits_step(self) -> bool:
+        """Whether what comes next may be a step."""
+        return self._open and not self.in_step
 
     def step(self) -> Step:
         if not self._open:
@@ -243,6 +258,7 @@ class _Recording(Recorder):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        _HERE.set(self._outer)
         if kind is not None:
             self.spoil(f"the program raised {kind.__name__}")
         self._close()
@@ -342,6 +358,9 @@ class _Recording(Recorder):
         )
 
 
+_HERE: ContextVar[_Recording | None] = ContextVar("traceflow.recording", default=None)
+
+
 class _UndecidedStep(Step):
     """A step of the warm-up before the framework is known; what it is told decides."""
 
@@ -349,6 +368,15 @@ class _UndecidedStep(Step):
 
     def __init__(self, recording: _Recording) -> None:
         self._recording = recording
+
+    def __enter__(self) -> Self:
+        self._recording.in_step = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._recording.in_step = False
 
     def ready(self, tree: _Tree) -> _Tree:
         self._recording.decide(tree)
@@ -385,6 +413,7 @@ class _MeasuredStep(Step):
         self._fetched_ns: int | None = None
 
     def __enter__(self) -> Self:
+        self._recording.in_step = True
         self._compiled = self._collector.compilations()
         self._start_ns = time.time_ns()
         self._span = self._collector.step(self._number)
@@ -413,6 +442,7 @@ class _MeasuredStep(Step):
         if kind is None:
             self._settle()
         self._span.__exit__(None, None, None)
+        self._recording.in_step = False
         self._trees = ()  # the step may outlive its body, and must not keep the arrays alive
         if kind is None:
             self._recording.finish(self._record())
