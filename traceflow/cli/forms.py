@@ -140,8 +140,8 @@ def _faster(forms: Forms) -> str:
     fast, slow = forms[one].steady, forms[other].steady
     medians = f"{duration_text(fast.median_ns)} against {duration_text(slow.median_ns)}"
     if fast.maximum_ns >= slow.minimum_ns:
-        return f"Between {one} and {other}, {medians}, there is no difference beyond the spread of their steps."
-    return f"{one} is faster than {other}, {medians}, by more than the spread of their steps."
+        return f"Between {one} and {other}, {medians}, no difference shows: the times of their steps overlap."
+    return f"{one} is faster than {other}, {medians}: its slowest step took less than the other's fastest."
 
 
 def _hidden(forms: Forms) -> str:
