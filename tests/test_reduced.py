@@ -75,7 +75,7 @@ def test_two_ranks_between_which_rows_go_one_way_only_wait_for_each_other(tmp_pa
 def test_rows_that_a_rank_does_not_send_to_itself_leave_out_nobody(tmp_path: Path) -> None:
     rows = exchange("all_to_all", 2, splits=((0, 5), (5, 0)))
     program = Program([rank(part(rows, 7)), rank(100, part(rows, 7))], ["a", "b"], {"b": Clock(4_000_000)})
-    assert recorded(simulate(program), tmp_path).clocks.offset_ns == {0: 0, 1: 4_000_000}
+    assert recorded(simulate(program), tmp_path).clocks().offset_ns == {0: 0, 1: 4_000_000}
 
 
 def test_splits_that_do_not_fit_the_group_say_nothing(tmp_path: Path) -> None:
@@ -224,3 +224,16 @@ def test_of_two_idle_threads_the_one_that_had_to_wait_for_the_work_gave_it(tmp_p
     main = operator("forward", 500), backward(), operator("optimizer", 300)
     run = recorded(simulate(Program([[*rank(*main), loader]])), tmp_path)
     assert run.what_if(Scale("AddBackward0", 2)).saved_ns == 0
+
+
+def test_work_is_handed_over_by_the_thread_that_its_data_comes_from(tmp_path: Path) -> None:
+    forward = Operator("forward", (500,), sequence=1)
+    taken_up = Operator("AddBackward0", (400,), sequence=1, backward=True)
+    body = operator("autograd::engine::evaluate_function: F", 900), 20, taken_up
+    main = forward, HandOff(ENGINE, body, awake_ns=300, return_ns=300), operator("optimizer", 5000)
+    around = Thread(OTHER, (operator("load", 1400),), start_ns=750)  # it leaves less time around the pass
+    program = Program([[*rank(*main), around]])
+    run = recorded(simulate(program), tmp_path)
+    for pattern in ("load", "AddBackward0", "forward"):
+        assert run.what_if(Scale(pattern, 2)).predicted_ns == simulate(program, scaled(pattern, 2)).makespan_ns
+    assert set(run.critical_path().segments.lane) == {str(MAIN), str(ENGINE)}

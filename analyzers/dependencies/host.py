@@ -9,7 +9,7 @@ import numpy as np
 
 from traceflow.analyzers.dependencies.slices import Cut
 from traceflow.graph import EdgeKind, Edges, SliceKind
-from traceflow.trace.model import Int64, LaneKind, Trace
+from traceflow.trace.model import Bool, Int64, LaneKind, Rows, Trace
 
 
 def program_order(trace: Trace, cut: Cut) -> Edges:
@@ -35,9 +35,10 @@ def hand_off(trace: Trace, cut: Cut) -> tuple[Edges, Int64]:
     A thread waits in a gap between its slices that another thread's work fills, or in a slice of its own that
     work of the autograd engine fills, as in `backward()`: started and finished inside it, and at least half of it.
     The start of the wait binds the first piece of that work; its last piece binds the return. Who is handed work
-    has none of its own: a thread that also works next to the gap only happens to be busy inside it. Of several
-    hand-offs that explain the same start or the same return by different threads, the one that leaves the least
-    time is believed.
+    has none of its own: a thread that also works next to the gap only happens to be busy inside it. Where data flows
+    into that work, it was handed over by a thread that the data comes from. Of several hand-offs that explain the
+    same start or the same return by different threads, the engine's is believed, then the one that leaves the least
+    time.
     """
     here = _on(trace, cut, LaneKind.THREAD)
     lane = cut.slices.lane[here]
@@ -48,15 +49,16 @@ def hand_off(trace: Trace, cut: Cut) -> tuple[Edges, Int64]:
     found = [np.empty((5, 0), np.int64)]
     for i, j in permutations(range(len(threads)), 2):
         if rank[i] == rank[j]:
-            found.append(_filled(cut, _gaps(cut, threads[i]), threads[j]))
+            own = [_filled(cut, _gaps(cut, threads[i]), threads[j])]
             if by_engine[threads[j]].any():
                 inside = _filled(cut, _calls(cut, threads[i]), threads[j])
-                found.append(inside[:, by_engine[inside[1] >> 1]])
+                own.append(inside[:, by_engine[inside[1] >> 1]])
+            found += [some[:, _agrees_with_data(trace, cut, threads[i], some)] for some in own]
     start, first, last, end, spare_ns = np.concatenate(found, axis=1)
     source, target = np.concatenate((start, last)), np.concatenate((first, end))
-    by_spare = np.argsort(-np.tile(spare_ns, 2), kind="stable")
+    worst_first = np.lexsort((-np.tile(spare_ns, 2), np.tile(by_engine[first >> 1], 2)))
     likeliest = np.full(2 * len(cut.slices), -1)
-    likeliest[target[by_spare]] = source[by_spare]  # the last one written stays
+    likeliest[target[worst_first]] = source[worst_first]  # the last one written stays
     likely = likeliest[target] == source
     chosen = likely[: len(start)] & likely[len(start) :]
     source, target = source[np.tile(chosen, 2)], target[np.tile(chosen, 2)]
@@ -111,6 +113,23 @@ def _filled(cut: Cut, waits: _Waits, worker: Int64) -> Int64:
     spare_ns = length_ns[fills] - (end_ns[last] - start_ns[first])
     found = waits.start[fills], 2 * worker[first], 2 * worker[last] + 1, waits.end[fills], spare_ns
     return np.stack(found).astype(np.int64)
+
+
+def _agrees_with_data(trace: Trace, cut: Cut, caller: Int64, filled: Int64) -> Bool:
+    """Whether the caller is among the threads from which data flows into the work, if any does."""
+    if not filled.shape[1]:
+        return np.zeros(0, bool)
+    into = cut.start_of(trace.flows.target) >> 1
+    from_caller = trace.events.lane[trace.flows.source] == cut.slices.lane[caller[0]]
+    every, own = (_count(rows, filled[1] >> 1, filled[2] >> 1) for rows in (into, into[from_caller]))
+    agrees: Bool = (every == 0) | (own > 0)
+    return agrees
+
+
+def _count(rows: Rows, first: Int64, last: Int64) -> Int64:
+    """How many of the rows lie in each range, both ends included."""
+    ordered = np.sort(rows)
+    return np.searchsorted(ordered, last, side="right") - np.searchsorted(ordered, first, side="left")
 
 
 def _on(trace: Trace, cut: Cut, kind: LaneKind) -> Int64:
