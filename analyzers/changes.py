@@ -47,6 +47,7 @@ class Hypothesis:
     lag_ns: Int64
     delay: Float64  # what the latency of each edge is multiplied by, also where it hides behind another edge
     cut: Bool
+    selected: tuple[int, ...]  # how many slices, or edges, each change is about
 
 
 def apply(
@@ -68,18 +69,23 @@ def apply(
     work_ns, delay = graph.work_ns.copy(), np.ones(len(graph.source))
     cut = np.zeros(len(graph.source), bool)
     mine, target = _of_ranks(trace, graph, ranks), graph.targets() >> 1
+    selected = []
     for change in changes:
         factor = _factor(change)
         if change.pattern == RENDEZVOUS:
-            cut |= _rendezvous(graph, change) & mine[target]
+            chosen = _rendezvous(graph, change) & mine[target]
+            cut |= chosen
         elif change.pattern == LAUNCH:
-            delay[np.isin(graph.kind, _LAUNCHES) & mine[target]] *= factor
+            chosen = np.isin(graph.kind, _LAUNCHES) & mine[target]
+            delay[chosen] *= factor
         else:
             chosen = mine & _selected(trace, graph, change.pattern)
             work_ns[chosen] = _scaled(work_ns[chosen], factor)
             if isinstance(change, Drop):
                 delay[chosen[target]] = 0
-    return Hypothesis(work_ns, _scaled(graph.lag_ns, np.append(delay, 1)[graph.binding]), delay, cut)
+        selected.append(int(chosen.sum()))
+    lag_ns = _scaled(graph.lag_ns, np.append(delay, 1)[graph.binding])
+    return Hypothesis(work_ns, lag_ns, delay, cut, tuple(selected))
 
 
 def _factor(change: Scale | Drop) -> float:

@@ -50,6 +50,10 @@ class Segments:
     def __len__(self) -> int:
         return len(self.start_ns)
 
+    def __repr__(self) -> str:
+        """One line: the columns are long."""
+        return f"<Segments: {len(self):,}>"
+
     def to_dicts(self) -> list[Json]:
         """Rows for the JSON contract."""
         return [
@@ -81,6 +85,10 @@ class Slack:
     device: Int32
     lane: Text
     name: Text
+
+    def __repr__(self) -> str:
+        """One line: the columns are long."""
+        return f"<Slack: {len(self.start_ns):,}>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,7 +168,7 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         segments=segments_of(trace, graph),
         slack=slack_of,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
-        skipped=(*_unaligned(trace), *_unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
+        skipped=(*_unaligned(trace), *unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
         notes=found.notes,
     )
 
@@ -181,8 +189,15 @@ def _without_slack(slack: Slack) -> tuple[Skipped, ...]:
     return (Skipped("/result/slack/*/slack_ns", "a blocking call does no work of its own that could end later"),)
 
 
-def _unordered_streams(trace: Trace) -> tuple[Skipped, ...]:
-    """Without records of what waited for what, and without operands, streams have no order among themselves."""
+def unordered_streams(trace: Trace) -> tuple[Skipped, ...]:
+    """Without records of what waited for what, and without operands, streams have no order among themselves.
+
+    Args:
+        trace: The evidence.
+
+    Returns:
+        Nothing where the order is known or no device has two streams; else what is unknown, and why.
+    """
     lanes = trace.lanes
     streams = np.flatnonzero((lanes.kind == LaneKind.STREAM) & ~np.isin(lanes.rank, trace.syncs.rank))
     devices, count = np.unique(np.column_stack((lanes.rank, lanes.device))[streams], axis=0, return_counts=True)

@@ -100,7 +100,23 @@ def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) ->
         return Stragglers(window=window, ranking=(), skipped=(Skipped("/result/ranking", reason),), notes=found.notes)
     costs = [cause for cause in _causes(trace, graph) if cause.cost_ns > 0]
     ranking = tuple(sorted(costs, key=lambda row: (-row.cost_ns, row.rank, row.cause, row.name)))
-    return Stragglers(window=window, ranking=ranking, findings=_findings(ranking, window), notes=found.notes)
+    return Stragglers(
+        window=window,
+        ranking=ranking,
+        findings=_findings(ranking, window),
+        skipped=_skipped(trace),
+        notes=found.notes,
+    )
+
+
+def _skipped(trace: Trace) -> tuple[Skipped, ...]:
+    """What the ranking cannot hold."""
+    reasons, world = [], max(rank.world_size or 0 for rank in trace.ranks)
+    if world > len(trace.ranks):
+        reasons.append(f"{world - len(trace.ranks)} of {world} ranks are absent: whether they were late is unknown")
+    if len({rank.clock for rank in trace.ranks}) > 1:
+        reasons.append("ranks whose clocks are not linked are not compared with one another")
+    return tuple(Skipped("/result/ranking", reason) for reason in reasons)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +138,15 @@ def _causes(trace: Trace, graph: DependencyGraph) -> Iterator[Straggler]:
     on_path = _on_path(graph, work)
     key = np.column_stack((work.cause, work.name))
     code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
+    clock = {rank.rank: rank.clock for rank in trace.ranks}
     late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path)}
     for which, rank in sorted(late):
         same = np.flatnonzero(code == which)
         mine = same[work.rank[same] == rank]
-        peers = [same[work.rank[same] == other] for other in np.unique(work.rank[same]) if other != rank]
+        others = [
+            other for other in np.unique(work.rank[same]).tolist() if other != rank and clock[other] == clock[rank]
+        ]
+        peers = [same[work.rank[same] == other] for other in others]
         if not peers:
             continue
         target = _as_peers(work, mine, peers)

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.changes import Drop, Hypothesis, Scale, apply
-from traceflow.analyzers.critical_path import Segments, segments_of
+from traceflow.analyzers.critical_path import Segments, segments_of, unordered_streams
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, rebound
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class WhatIf:
     window: Window
     predicted_ns: int
     exact: bool
+    selected: tuple[tuple[str, int], ...]  # (pattern, how many slices or edges it is about), one per change
     segments: Segments  # the path as it would be
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -49,6 +50,7 @@ class WhatIf:
             "predicted_ns": self.predicted_ns,
             "saved_ns": self.saved_ns,
             "exact": self.exact,
+            "selected": [{"pattern": pattern, "count": count} for pattern, count in self.selected],
             "segments": self.segments.to_dicts(),
         }
 
@@ -86,12 +88,51 @@ def what_if(
     window, graph = in_window(trace, found, step)
     supposed = apply(trace, graph, changes, ranks=ranks)
     predicted, exact = predict(graph, supposed)
+    selected = tuple((change.pattern, count) for change, count in zip(changes, supposed.selected, strict=True))
+    unknown = _unknown(trace, found, window)
     return WhatIf(
         window=window,
         predicted_ns=predicted,
-        exact=exact,
+        exact=exact and not unknown,
+        selected=selected,
         segments=segments_of(trace, _as_supposed(graph, supposed)),
+        findings=(*_without_effect(selected), *unknown),
         notes=found.notes,
+    )
+
+
+def _without_effect(selected: tuple[tuple[str, int], ...]) -> tuple[Finding, ...]:
+    return tuple(
+        Finding(
+            code="TF208",
+            severity=Severity.WARNING,
+            title=f"nothing in the window is selected by {pattern}",
+            provenance=Provenance.MODELLED,
+            suggestion="look the name up in the critical path, and the rank in the summary",
+            evidence={"pattern": pattern},
+        )
+        for pattern, count in selected
+        if not count
+    )
+
+
+def _unknown(trace: Trace, found: Dependencies, window: Window) -> tuple[Finding, ...]:
+    """Dependencies that the trace does not tell, so that no prediction is exact."""
+    reasons = [skipped.reason for skipped in unordered_streams(trace)]
+    event = trace.communications.event[found.matches.instance < 0]
+    e = trace.events
+    whole = int(((e.start_ns[event] < window.end_ns) & (e.end_ns[event] > window.start_ns)).sum())
+    if whole:
+        reasons.append(f"{whole} communication calls stay whole: what they wait for is unknown")
+    return tuple(
+        Finding(
+            code="TF209",
+            severity=Severity.WARNING,
+            title=f"the prediction is no more than a bound: {reason}",
+            provenance=Provenance.MODELLED,
+            suggestion="record all ranks, and synchronisation events where the profiler offers them",
+        )
+        for reason in reasons
     )
 
 

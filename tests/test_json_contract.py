@@ -78,7 +78,7 @@ def results(run: Run) -> Iterator[Result]:
     yield run.critical_path(slack=True)
     yield run.critical_path()
     yield run.communication()
-    yield run.clocks
+    yield run.clocks()
     yield run.stragglers()
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
 

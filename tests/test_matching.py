@@ -235,7 +235,7 @@ def test_ranks_of_two_hosts_meet_once_their_clocks_are_aligned(tmp_path: Path) -
         a.all_reduce(10_000 * k + 1_001, 10_000 * k + 5_001, sequence=k)
         b.all_reduce(1_000_000 + 10_000 * k + 3_001, 1_000_000 + 10_000 * k + 5_001, sequence=k)
     run = opened(tmp_path, a, b)
-    assert run.clocks.offset_ns == {0: 0, 1: 1_000_000}
+    assert run.clocks().offset_ns == {0: 0, 1: 1_000_000}
     assert [[c.wait_ns for c in found.calls] for found in run.communication().collectives] == [[2_000, 0]] * 4
 
 

@@ -365,7 +365,7 @@ APART_NS, DRIFT_PPB, JITTER_NS = 5_000_000, 20_000, 3_000
 @some(0.25)
 def test_offsets_are_found_to_the_ns_where_collectives_end_together(case: Opener, seed: int) -> None:
     known = case(seed, Recipe(clocks_ns=APART_NS))
-    clocks = known.run.clocks
+    clocks = known.run.clocks()
     assert clocks.offset_ns == {rank: offset_ns(known, rank) for rank in known.program.ranks}
     assert clocks.residual_ns == 0
     if clocks.unaligned == ():
@@ -375,7 +375,7 @@ def test_offsets_are_found_to_the_ns_where_collectives_end_together(case: Opener
 @some(0.25)
 def test_offsets_are_found_within_the_jitter_of_the_ends(case: Opener, seed: int) -> None:
     known = case(seed, Recipe(clocks_ns=APART_NS, jitter_ns=JITTER_NS))
-    for rank, found in known.run.clocks.offset_ns.items():
+    for rank, found in known.run.clocks().offset_ns.items():
         truth = offset_ns(known, rank)
         assert (found is None) == (truth is None)
         assert found is None or truth is None or abs(found - truth) <= JITTER_NS * len(known.program.ranks)
@@ -384,7 +384,7 @@ def test_offsets_are_found_within_the_jitter_of_the_ends(case: Opener, seed: int
 @some(0.25)
 def test_clocks_that_drift_are_on_time_at_both_ends(case: Opener, seed: int) -> None:
     known = case(seed, Recipe(clocks_ns=APART_NS, drift_ppb=DRIFT_PPB, steps=(3, 3), phases=(8, 14)))
-    clocks, drifted_ns = known.run.clocks, 2 * DRIFT_PPB * known.outcome.end_ns // 1_000_000_000
+    clocks, drifted_ns = known.run.clocks(), 2 * DRIFT_PPB * known.outcome.end_ns // 1_000_000_000
     for rank in known.program.ranks:
         found = clocks.offset_ns[rank]
         assert found is None or abs(found - (offset_ns(known, rank) or 0)) <= drifted_ns + 1

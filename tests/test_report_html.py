@@ -234,7 +234,7 @@ def test_the_downloaded_results_are_those_of_the_analyzers() -> None:
     kind, packed = link.attributes["href"].split(",")
     assert kind == "data:application/gzip;base64"
     results = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert set(results) == {"summary", "critical-path", "communication", "savings"}
+    assert set(results) == {"summary", "critical-path", "communication", "savings", "stragglers"}
     assert results["critical-path"]["result"] == json.loads(json.dumps(run.critical_path().to_dict()))
     assert results["critical-path"]["schema_version"] == 1
 

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from traceflow.analyzers.changes import Drop, Scale
     from traceflow.errors import TraceflowError
     from traceflow.instrumenting import instrument
     from traceflow.recording import record
@@ -28,9 +29,11 @@ if TYPE_CHECKING:
 
     __version__: str
 
-__all__ = ["Run", "Trace", "TraceflowError", "__version__", "instrument", "open", "record"]
+__all__ = ["Drop", "Run", "Scale", "Trace", "TraceflowError", "__version__", "instrument", "open", "record"]
 
 _HOMES = {
+    "Drop": ("traceflow.analyzers.changes", "Drop"),
+    "Scale": ("traceflow.analyzers.changes", "Scale"),
     "Run": ("traceflow.run", "Run"),
     "Trace": ("traceflow.trace.model", "Trace"),
     "TraceflowError": ("traceflow.errors", "TraceflowError"),

@@ -169,6 +169,18 @@ _ALL = (
         "Moving data between memories determines a part of the step's length.",
         "Keep data where it is used, pin host memory, or overlap the copy with computation.",
     ),
+    Code(
+        "TF208",
+        "a change that selects nothing",
+        "No slice of the window carries a name that the pattern matches, on the ranks that were asked for.",
+        "Look the name up in the critical path; patterns are regular expressions.",
+    ),
+    Code(
+        "TF209",
+        "prediction with unknown dependencies",
+        "The trace does not tell what some work waited for, so that a what-if cannot be exact.",
+        "Record all ranks, and synchronisation events where the profiler offers them.",
+    ),
     # TF3xx, quality of the evidence
     Code(
         "TF301",

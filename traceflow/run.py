@@ -37,19 +37,27 @@ class Run:
     evidence: Evidence
     inputs: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        """One line, whatever the size of the trace."""
+        trace = self.evidence.trace
+        return f"<Run {', '.join(self.inputs)}: {len(trace.ranks)} ranks, {len(trace.events):,} events>"
+
     @cached_property
-    def clocks(self) -> Clocks:
-        """Offsets between the clocks of the ranks' hosts; see :func:`traceflow.analyzers.clocks.clocks`."""
+    def _clocks(self) -> Clocks:
         from traceflow.analyzers.clocks import clocks
 
         return clocks(self.evidence.trace)
+
+    def clocks(self) -> Clocks:
+        """Offsets between the clocks of the ranks' hosts; see :func:`traceflow.analyzers.clocks.clocks`."""
+        return self._clocks
 
     @cached_property
     def trace(self) -> Trace:
         """What the devices and the host did, all ranks on the reference rank's clock where that is known."""
         from traceflow.analyzers.clocks import aligned
 
-        return aligned(self.evidence.trace, self.clocks)
+        return aligned(self.evidence.trace, self._clocks)
 
     @property
     def programs(self) -> Programs:

@@ -10,9 +10,9 @@ import numpy as np
 
 from traceflow.analyzers.dependencies.device import Launched, in_stream_order
 from traceflow.analyzers.dependencies.slices import Cut
-from traceflow.graph import EdgeKind, Edges
+from traceflow.graph import EdgeKind, Edges, SliceKind
 from traceflow.trace.host_waits import waits_on_host
-from traceflow.trace.model import ABSENT, Bool, Kind, LaneKind, SyncKind, Trace
+from traceflow.trace.model import ABSENT, Bool, Kind, LaneKind, Rows, SyncKind, Trace
 
 _Stream = tuple[int, int, int]  # rank, device, stream
 _Frontier = dict[_Stream, int]
@@ -88,7 +88,24 @@ def _blocks(trace: Trace, blocking: Bool) -> Bool:
 
 def _edges(cut: Cut, pairs: list[tuple[int, int]], kind: EdgeKind, *, to_start: bool) -> Edges:
     work, waiter = np.array(sorted(set(pairs)), np.int64).reshape(-1, 2).T
-    return Edges(cut.end_of(work), cut.start_of(waiter) if to_start else cut.end_of(waiter), kind)
+    ends = cut.end_of(work)
+    return Edges(ends, cut.start_of(waiter) if to_start else _returns(cut, ends >> 1, waiter), kind)
+
+
+def _returns(cut: Cut, done: Rows, call: Rows) -> Rows:
+    """The vertex at which each call could go on: the end of its slice, or a nested wait's, in which the work ended.
+
+    A call that waits by calls of its own is in pieces; what comes after the work is over waits for it no more.
+    """
+    end_ns, kind = cut.slices.end_ns, cut.slices.kind
+    pieces = [
+        first + int(np.searchsorted(end_ns[first : last + 1], moment))
+        for first, last, moment in zip(
+            cut.first[call].tolist(), cut.last[call].tolist(), end_ns[done].tolist(), strict=True
+        )
+    ]
+    piece = np.minimum(np.array(pieces, np.int64), cut.last[call])
+    return np.where(kind[piece] == SliceKind.BLOCKED, 2 * piece + 1, cut.end_of(call))
 
 
 def _queues(trace: Trace, launch: Launched) -> Queues:

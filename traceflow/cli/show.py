@@ -37,7 +37,7 @@ def communication(options: AnswerOptions, source: Source, step: Step = None, top
 
 def clocks(options: AnswerOptions, source: Source, top: Top = 40) -> None:
     """What to subtract from each rank's timestamps, and how sure that is."""
-    answer(options, source, lambda run: run.clocks, top=top)
+    answer(options, source, lambda run: run.clocks(), top=top)
 
 
 def stragglers(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:

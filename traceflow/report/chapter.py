@@ -67,8 +67,9 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     """
     summary, path = run.summary(), run.critical_path(step=step)
     communication, savings = run.communication(step=step), run.savings(step=step)
-    results: tuple[Result, ...] = (summary, path, communication, savings)
     trace, simulated = run.trace, simulates(run.trace)
+    late = (run.stragglers(step=step),) if len(trace.ranks) > 1 else ()
+    results: tuple[Result, ...] = (summary, path, communication, savings, *late)
     said: Mapping[str, Any] = summary.to_dict()
     talked: Mapping[str, Any] = communication.to_dict()
     graph = run.graph(step=step)

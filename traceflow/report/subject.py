@@ -97,3 +97,6 @@ class Subject(Protocol):
 
     def savings(self, *, step: int | None = None) -> Result:
         """What would shorten the window most."""
+
+    def stragglers(self, *, step: int | None = None) -> Result:
+        """Who was late by their own doing."""

@@ -20,7 +20,11 @@ DERIVED_LINE = "on a derived line"
 WITHOUT_TIME = "without a valid time"
 LONGEST = 2**62  # of times, whatever their unit: sums of two still fit 64 bits
 
-_NOISE = {"ThreadpoolListener::": "thread-pool listener", "end: ": "end marker"}
+_NOISE = {
+    "ThreadpoolListener::": "thread-pool listener",
+    "end: ": "end marker",
+    "PythonRefManager::": "look for garbage of JAX",
+}
 
 
 @dataclass(frozen=True, slots=True)
