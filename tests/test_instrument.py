@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import weakref
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import pytest
 
 import traceflow
@@ -114,3 +117,112 @@ def test_after_a_recording_within_another_the_outer_one_goes_on(tmp_path: Path) 
         double(1.0)
     assert recording.recording_here() is None
     assert len(manifest_of(tmp_path / "b").steps) == 1
+
+
+def program_of(capture: Path, name: str) -> Any:
+    return json.loads((capture / "program" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A capture of a step on a mesh of 2 x 4: y = x @ w with x over data, w over model, and w donated."""
+    capture = tmp_path_factory.mktemp("sharded") / "a"
+    mesh = jax.make_mesh((2, 4), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    place = partial(jax.sharding.NamedSharding, mesh)
+
+    def step(state: Any, times: int, x: Any, _unused: Any, *, rate: float) -> Any:
+        y = jax.lax.with_sharding_constraint(x @ state["w"], place(jax.P("data", "model")))
+        return {"w": state["w"] * rate * times}, y
+
+    train: Any = traceflow.instrument(jax.jit(step, static_argnums=1, donate_argnums=0), name="train/one")
+    state = {"w": jax.device_put(jax.numpy.ones((8, 12)), place(jax.P(None, "model")))}
+    x = jax.device_put(jax.numpy.ones((6, 8)), place(jax.P("data")))
+    with record(capture, steps=2):
+        for _ in range(3):
+            state, _ = train(state, 2, x, np.ones((3, 5)), rate=0.5)
+    return capture
+
+
+def test_the_program_says_how_each_argument_is_placed(sharded: Path) -> None:
+    program = program_of(sharded, "train_one")
+    assert (program["name"], program["problem"]) == ("train/one", None)
+    inputs = {value["path"]: value for value in program["inputs"]}
+    assert list(inputs) == ["state['w']", "x", "_unused", "rate"]
+    weight = inputs["state['w']"]
+    assert (weight["shape"], weight["dtype"], weight["donated"]) == ([8, 12], "float32", True)
+    assert weight["intended"]["spec"] == weight["compiled"]["spec"] == [None, "model"]
+    assert weight["intended"]["mesh"] == {"data": 2, "model": 4}
+    assert weight["intended"]["local_shape"] == [8, 3]
+    assert inputs["x"]["intended"]["spec"] == ["data", None]
+    assert (inputs["_unused"]["intended"], inputs["_unused"]["compiled"]) == (None, None)
+    assert [value["shape"] for value in program["outputs"]] == [[8, 12], [6, 12]]
+    assert program["outputs"][1]["compiled"]["spec"] == ["data", "model"]
+
+
+def test_the_compilers_figures_are_kept(sharded: Path) -> None:
+    program = program_of(sharded, "train_one")
+    memory, cost = program["memory"], program["cost"]
+    assert memory["argument_bytes"] == 4 * (8 * 3 + 3 * 8 + 1)  # the local w, the local x, and the rate
+    assert memory["alias_bytes"] == 4 * 8 * 3  # w is donated
+    assert memory["output_bytes"] >= 4 * (8 * 3 + 3 * 3)
+    assert cost["lowered_all_devices"]["flops"] >= 2 * 6 * 8 * 12
+    assert 2 * 3 * 8 * 3 <= cost["compiled_per_device"]["flops"] < 2 * 6 * 8 * 12
+
+
+def test_the_texts_are_what_was_written_and_what_was_compiled(sharded: Path) -> None:
+    written = (sharded / "program" / "train_one.stablehlo.txt").read_text(encoding="utf-8")
+    compiled = (sharded / "program" / "train_one.hlo.txt").read_text(encoding="utf-8")
+    assert '["data"=2, "model"=4]' in written
+    assert "tensor<8x12xf32>" in written
+    assert compiled.startswith("HloModule jit_step")
+    assert "f32[8,3]" in compiled  # the part of one device
+
+
+def test_a_capture_with_programs_opens(sharded: Path) -> None:
+    assert len(traceflow.open(sharded).trace.ranks) == 1
+
+
+def test_keeping_the_program_compiles_nothing_and_keeps_no_array(tmp_path: Path) -> None:
+    compiled: list[str] = []
+
+    def note(event: str, _: float, **__: str | int) -> None:
+        compiled.extend([event] if event == "/jax/core/compile/backend_compile_duration" else [])
+
+    step: Any = traceflow.instrument(jax.jit(lambda x: x * 3), name="triple")
+    x, y = jax.numpy.ones(5), jax.numpy.ones(5)
+    alive = weakref.ref(x)
+    with record(tmp_path / "a", steps=2):
+        step(x)
+        step(x)
+        del x
+        assert alive() is None
+        jax.monitoring.register_event_duration_secs_listener(note)
+        step(y)
+    jax.monitoring.unregister_event_duration_listener(note)
+    assert program_of(tmp_path / "a", "triple")["inputs"][0]["shape"] == [5]
+    assert compiled == []
+
+
+def test_a_program_that_cannot_be_had_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> NoReturn:
+        message = "no text\nat all"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(jax.stages.Lowered, "as_text", fail)
+    with record(tmp_path / "a", warmup=0):
+        assert double(1.0).item() == 2
+    assert program_of(tmp_path / "a", "_double")["problem"] == "RuntimeError: no text"
+
+
+def test_functions_of_one_name_are_told_apart_and_others_have_no_program(tmp_path: Path) -> None:
+    functions: list[Any] = [traceflow.instrument(jax.jit(lambda x, k=k: x + k), name="add") for k in range(2)]
+    with record(tmp_path / "a", warmup=0):
+        for function in (*functions, traceflow.instrument(lambda x: x), *functions):
+            function(1.0)
+    assert sorted(file.name for file in (tmp_path / "a" / "program").glob("*.json")) == ["add-2.json", "add.json"]
+
+
+def test_programs_are_left_out_where_they_are_declined(tmp_path: Path) -> None:
+    with record(tmp_path / "a", warmup=0, hlo=False):
+        double(1.0)
+    assert not (tmp_path / "a" / "program").exists()

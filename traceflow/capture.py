@@ -1,8 +1,9 @@
 """The capture: what one recording leaves on disk.
 
 A capture is a folder, and the same folder is an ordinary TensorBoard/XProf log directory: the traces lie in
-`plugins/profile/<run>/` (JAX) or in `torch/` (PyTorch), and `manifest.json` says who recorded what, how, and when
-each step ended. The manifest is optional: any folder of traces opens as a capture.
+`plugins/profile/<run>/` (JAX) or in `torch/` (PyTorch), `program/` holds the programs of instrumented functions as
+JAX wrote and compiled them, and `manifest.json` says who recorded what, how, and when each step ended. The manifest
+is optional: any folder of traces opens as a capture.
 
 While it is being written a capture is called `<path>.incomplete-<pid>`. It takes its own name in one rename, once
 everything in it is complete; what a killed or failed run leaves behind therefore never looks like a capture.

@@ -22,7 +22,8 @@ def instrument(fn: _Function | None = None, *, name: str | None = None) -> _Func
 
     Such a call is `recorder.step()` around the function, and ends when its result is ready. Calls are left alone
     outside a recording, in a thread other than the one that records, within a step that is open already, and while
-    JAX traces them. Whatever else the function offers, such as `lower` of a jitted one, stays reachable.
+    JAX traces them. Of a jitted function, the capture also keeps the program and how it was meant to be sharded, in
+    `program/<name>.*`; that is written after the last step. Whatever else the function offers, such as `lower` of a jitted one, stays reachable.
 
     Args:
         fn: The function, jitted or not; a method works, too.
@@ -55,6 +56,7 @@ class _Instrumented:
         recording = recording_here()
         if recording is None or _traced((args, kwargs)):
             return self._fn(*args, **kwargs)
+        recording.remember(self._name, self._fn, args, kwargs)
         with recording.step() as step:
             return step.ready(self._fn(*args, **kwargs))
 

@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import UTC, datetime
@@ -39,6 +39,7 @@ from traceflow.errors import TraceflowError
 if TYPE_CHECKING:
     from traceflow.collectors.collector import Collector
     from traceflow.collectors.frameworks import Framework
+    from traceflow.collectors.jax_program import Call
 
 CALL = "traceflow.call"  # from the start of the step until the user's calls have returned
 READY = "traceflow.ready"  # the host waits for the devices
@@ -202,6 +203,8 @@ class _Recording(Recorder):
         self._steps: list[StepRecord] = []
         self._problem: str | None = None
         self._told = False
+        self._asked: dict[int, object] = {}  # functions by identity, which holds while they are kept
+        self._calls: list[Call] = []
         self._outer: _Recording | None = None
         self.in_step = False
 
@@ -234,6 +237,16 @@ class _Recording(Recorder):
             with self.survive("the profiler could not warm up"):
                 self._collector.prepare()
         return _MeasuredStep(self, self._collector, number)
+
+    def remember(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keep the shapes of the first call to record of a function, for its program. To be called before the step."""
+        if not self._options.hlo or self._next_step < self._options.warmup or id(function) in self._asked:
+            return
+        from traceflow.collectors.jax_program import remembered
+
+        self._asked[id(function)] = function
+        with self.survive("a call could not be remembered"):
+            self._calls += remembered(name, function, args, kwargs)
 
     def model(self, model: _Tree) -> _Tree:
         self.decide(model)
@@ -315,8 +328,14 @@ class _Recording(Recorder):
             with self.survive("the profiler did not stop"):
                 if self._tracing:
                     self._collector.stop()
+            with self.survive("the programs could not be written"):
+                if self._tracing and self._calls:
+                    from traceflow.collectors.jax_program import write_programs
+
+                    write_programs(self._folder, self._calls)
             with self.survive("the profiler could not be released"):
                 self._collector.close()
+        self._asked, self._calls = {}, []
         if not self._steps:
             self.spoil(f"no step was recorded after {min(self._next_step, self._options.warmup)} of warm-up")
         self._complete()
