@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -57,16 +58,22 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Step time over the steps in which nothing was compiled, in ns."""
+    """Step time over the steps in which nothing was compiled, in ns.
+
+    A step lasts from its mark to the end of the work that it launched. Where the host runs ahead, steps overlap, and
+    the time that one more step costs is the period: the median time from the start of a step to the next one's.
+    """
 
     steps: int
     median_ns: int
     minimum_ns: int
     maximum_ns: int
+    period_ns: int | None = None  # None with fewer than two steps that follow one another
 
     def to_dict(self) -> dict[str, Json]:
         """The `steady_state` object."""
         return {
+            "period_ns": self.period_ns,
             "steps": self.steps,
             "median_ns": self.median_ns,
             "minimum_ns": self.minimum_ns,
@@ -127,6 +134,8 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
         for moment in ("returned_ns", "ready_ns", "fetched_ns")
         if any(getattr(step, moment) is None for step in steps)
     ]
+    if steady is not None and steady.period_ns is None:
+        skipped.append(Skipped("/result/steady_state/period_ns", "no two steady steps follow one another"))
     if steady is None:
         skipped.append(Skipped("/result/steady_state", "no step without compilation is marked"))
     return Summary(
@@ -193,7 +202,23 @@ def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:
     if not slowest:
         return None
     durations = np.array(list(slowest.values()))
-    return SteadyState(len(durations), int(np.median(durations)), int(durations.min()), int(durations.max()))
+    return SteadyState(
+        len(durations),
+        int(np.median(durations)),
+        int(durations.min()),
+        int(durations.max()),
+        _period_ns(steps, slowest),
+    )
+
+
+def _period_ns(steps: tuple[Step, ...], steady: Mapping[int, int]) -> int | None:
+    """Median time between the starts of steady steps that follow one another."""
+    starts: dict[int, int] = {}
+    for step in steps:
+        if step.step in steady:
+            starts[step.step] = min(starts.get(step.step, step.start_ns), step.start_ns)
+    periods = [starts[step + 1] - start for step, start in starts.items() if step + 1 in starts]
+    return int(np.median(periods)) if periods else None
 
 
 def _findings(steps: tuple[Step, ...]) -> tuple[Finding, ...]:

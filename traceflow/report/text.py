@@ -26,7 +26,8 @@ Row: TypeAlias = Mapping[str, Any]
 
 _ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
 _REMOVABLE = "/result/removable"
-_TOLD = frozenset({"/epoch", _REMOVABLE})  # shown where the quantity would stand
+_PERIOD = "/result/steady_state/period_ns"
+_TOLD = frozenset({"/epoch", _REMOVABLE, _PERIOD})  # shown where the quantity would stand, or not looked for
 _DEVICE_WORK = frozenset({"compute", "transfer", "communication", "copy"})
 
 
@@ -76,6 +77,8 @@ def _summary(document: Document, top: int) -> Iterator[RenderableType]:
         low, median, high = (unit.text(steady[f"{which}_ns"]) for which in ("minimum", "median", "maximum"))
         spread = "one step" if steady["steps"] == 1 else f"the median of {steady['steps']} steps ({low} to {high})"
         yield Text(f"\nSteady state: {median} {unit.name}, {spread}", style="bold")
+        if (period_ns := steady["period_ns"]) is not None and period_ns < steady["median_ns"]:
+            yield Text(f"Steps overlap: one begins every {unit.text(period_ns)} {unit.name}")
 
 
 def _steps(steps: Sequence[Row], top: int) -> Iterator[RenderableType]:
@@ -444,7 +447,7 @@ def _numbers(numbers: Sequence[int]) -> str:
 
 def _devices(devices: Iterable[Row]) -> str:
     by_rank = groupby(devices, key=lambda device: device["rank"])
-    return "; ".join(f"{_numbers([d['device'] for d in of])} of rank {rank}" for rank, of in by_rank) or "none"
+    return "; ".join(f"rank {rank}: {_numbers([d['device'] for d in of])}" for rank, of in by_rank) or "none"
 
 
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
