@@ -408,34 +408,50 @@ def offset_ns(known: Case, rank: int) -> int | None:
 # Stragglers.
 
 EVEN = Recipe(even=True)
+EVEN_APART = replace(EVEN, clocks_ns=APART_NS, drift_ppb=DRIFT_PPB, jitter_ns=JITTER_NS)
+CAUSES = {Kind.COMPUTE: "compute", Kind.HOST: "host"}
+kinds = pytest.mark.parametrize("kind", CAUSES)
 
 
-def planted(case: Opener, seed: int, folder: Path, kind: Kind) -> tuple[Outcome, Outcome, Run, Piece]:
-    """A job of equal ranks; then with one name much slower on one of them, what is read of that, and one such piece."""
-    even = case(seed, EVEN)
+def planted(even: Case, kind: Kind) -> tuple[Outcome, Piece]:
+    """The run of equal ranks with one name much slower on one of them, and such a piece."""
     rank = even.rng.choice(even.program.ranks)
     mine = [done.piece for done in even.outcome.pieces if done.piece.lane.rank == rank and done.piece.kind is kind]
     mine = [piece for piece in mine if piece.duration_ns and not piece.name.startswith("cuda")]
     late = even.rng.choice(mine)
     total_ns = sum(piece.duration_ns for piece in mine if piece.name == late.name)
     factor = 1 + 2 * even.outcome.makespan_ns / total_ns
-    outcome = simulate(even.program, scaled(exactly(late.name), factor, {rank}))
-    return even.outcome, outcome, recorded(outcome, folder), late
+    return simulate(even.program, scaled(exactly(late.name), factor, {rank})), late
 
 
 @some(0.5)
-@pytest.mark.parametrize("kind", [Kind.COMPUTE, Kind.HOST])
+@kinds
 def test_a_planted_straggler_comes_first_and_costs_what_it_cost(
     case: Opener, seed: int, kind: Kind, tmp_path: Path
 ) -> None:
-    even, outcome, run, late = planted(case, seed, tmp_path, kind)
-    ranking = run.stragglers().ranking
-    assert (ranking[0].rank, ranking[0].name) == (late.lane.rank, late.name)
-    assert ranking[0].cause == {Kind.COMPUTE: "compute", Kind.HOST: "host"}[kind]
+    even = case(seed, EVEN)
+    outcome, late = planted(even, kind)
+    ranking = recorded(outcome, tmp_path).stragglers().ranking
+    assert (ranking[0].rank, ranking[0].name, ranking[0].cause) == (late.lane.rank, late.name, CAUSES[kind])
     named = [done.piece.lane for done in outcome.pieces if done.piece.name == late.name]
     assert ranking[0].lane in {str(lane.number) for lane in named if lane.rank == late.lane.rank}
-    assert ranking[0].cost_ns == pytest.approx(outcome.makespan_ns - even.makespan_ns, abs=1)
+    assert ranking[0].cost_ns == pytest.approx(outcome.makespan_ns - even.outcome.makespan_ns, abs=1)
     assert {row.rank for row in ranking} == {late.lane.rank}  # the others only wait
+
+
+@some(0.25)
+@kinds
+def test_a_planted_straggler_comes_first_where_clocks_differ_too(
+    case: Opener, seed: int, kind: Kind, tmp_path: Path
+) -> None:
+    even = case(seed, EVEN_APART)
+    outcome, late = planted(even, kind)
+    run = recorded(outcome, tmp_path)
+    if run.clocks().unaligned == ():
+        ranking = run.stragglers().ranking
+        assert (ranking[0].rank, ranking[0].name, ranking[0].cause) == (late.lane.rank, late.name, CAUSES[kind])
+        assert ranking[0].cost_ns == pytest.approx(outcome.makespan_ns - even.outcome.makespan_ns, rel=0.05)
+        assert all(row.cost_ns < 0.01 * outcome.makespan_ns for row in ranking if row.rank != late.lane.rank)
 
 
 @some(0.25)
