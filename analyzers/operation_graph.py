@@ -3,7 +3,7 @@
 Nothing in such a table says what waited for what, but the schedule does: compute of a worker is in program order; a
 micro-batch is computed after it was received and sent after it was computed; gradients and parameters meet across
 the data parallel ranks of a stage, shared embeddings across the first and the last stage, and the norm of the
-gradients across everybody. Steps do not bind one another.
+gradients across everybody. Every other type is work in program order. Steps do not bind one another.
 """
 
 from __future__ import annotations
@@ -104,6 +104,7 @@ class _Place:
     stages: int
     by_type: Int64  # one per worker and type
     index: Int64  # how many of its type came before it on its worker
+    in_chunk: Int64  # how many of its type and model chunk did
     compute: Int64  # row of the computation that a transfer brings to or takes from; -1 without one
     overlapped: bool  # gradients are reduced while others are still computed
 
@@ -124,6 +125,8 @@ def _placed(table: OperationTable) -> _Place:
     worker = np.unique(np.column_stack((table.step, table.rank)), axis=0, return_inverse=True)[1].ravel()
     stage = np.maximum(table.stage, 0)
     by_type = worker * len(table.types) + table.type
+    index = np.where(table.sequence >= 0, table.sequence, _position(by_type))
+    chunks = int(table.chunk.max()) + 2
     place = _Place(
         table,
         worker,
@@ -131,7 +134,8 @@ def _placed(table: OperationTable) -> _Place:
         stage,
         int(stage.max()) + 1,
         by_type,
-        np.where(table.sequence >= 0, table.sequence, _position(by_type)),
+        index,
+        index if chunks <= 2 else _position(by_type * chunks + table.chunk),
         np.full(len(table), -1, np.int64),
         LATE_GRADIENTS in table.types,
     )
@@ -164,9 +168,10 @@ def _computed(place: _Place) -> Int64:
 
 def _left_out(place: _Place, receives: Bool, computed: Bool) -> Int64:
     """How many receives the worker of each receive left out, on the first stage."""
-    workers = int(place.worker.max()) + 1
-    counts = [np.bincount(place.worker[rows], minlength=workers) for rows in (computed, receives)]
-    missing = np.maximum(counts[0] - counts[1], 0)[place.worker[receives]]
+    last = np.full((2, int(place.worker.max()) + 1), -1, np.int64)
+    for row, rows in enumerate((computed, receives)):
+        np.maximum.at(last[row], place.worker[rows], place.index[rows])
+    missing = np.maximum(last[0] - last[1], 0)[place.worker[receives]]
     return np.where(place.stage[receives] == 0, missing, 0)
 
 
@@ -207,7 +212,7 @@ def _boundaries(place: _Place, rows: Rows) -> Int64:
     chunk = np.maximum(table.chunk[computed], 0) * place.stages + place.stage[computed]
     forward = place.of([n for n, c in (*SENDS.items(), *RECEIVES.items()) if c == FORWARD])[rows]
     sent = place.of(SENDS)[rows]
-    batch = np.where(table.micro_batch[computed] >= 0, table.micro_batch[computed], place.index[computed])
+    batch = np.where(table.micro_batch >= 0, table.micro_batch, place.in_chunk)[computed]
     # Forward, a chunk sends to the next and receives from the one before; backward it is the other way round.
     lower = np.where(forward == sent, chunk, chunk - 1)
     direction = np.where(forward, -2, -3)
@@ -302,13 +307,11 @@ def _chain(rows: Rows, key: Int64) -> tuple[Rows, Rows]:
 
 
 def _data(place: _Place) -> list[tuple[Rows, Rows, EdgeKind]]:
-    """A micro-batch is received, computed, sent; a receive is posted when the computation before it is done."""
+    """A micro-batch is received, computed, sent; the next of its direction is received when it is computed."""
     known = place.compute >= 0
     sends, receives = (np.flatnonzero(place.of(names) & known) for names in (SENDS, RECEIVES))
     earlier = np.full(len(place.table), -1, np.int64)
-    source, target = _chain(
-        np.flatnonzero(place.of((FORWARD, BACKWARD))), place.worker * len(place.table.types) + place.table.type
-    )
+    source, target = _chain(np.flatnonzero(place.of((FORWARD, BACKWARD))), place.by_type)
     earlier[target] = source
     before = earlier[place.compute[receives]]
     first, parameters = _of_chunk(place, PARAMETERS, FORWARD, latest=False)

@@ -276,3 +276,55 @@ def test_transfers_without_stages_are_refused(tmp_path: Path) -> None:
     path = written(tmp_path, "0,0,forward-send,0.1,0.2", header="rank,step,optype,start_ts,duration")
     with pytest.raises(TraceflowError, match=r"TF107.*stage"):
         operation_stragglers(read_operations(path))
+
+
+def in_ms(folder: Path, operations: list[tuple[int, str, int, int, int]], stages: int) -> OperationTable:
+    """Operations as (rank, type, start, end, chunk), in order of time on each rank; ranks fill the stages in turn."""
+    ms = 1_000_000
+    return table_of(
+        folder,
+        [
+            f"{r},0,{name},{a * ms},{(b - a) * ms},{r // stages},{r % stages},{c},-1,-1"
+            for r, name, a, b, c in operations
+        ],
+    )
+
+
+def test_gradients_that_are_reduced_beside_the_computation_bind_what_follows(tmp_path: Path) -> None:
+    schedule = [
+        ("params-all-gather", 0, 0, 0),
+        (FORWARD, 0, 10, 0),
+        (FORWARD, 10, 20, 1),
+        (BACKWARD, 20, 40, 1),
+        (BACKWARD, 40, 60, 0),
+        ("grads-reduce-scatter", 40, 70, 1),
+        ("grads-reduce-scatter", 70, 75, 0),
+        ("layernorm-grads-all-reduce", 75, 76, -1),
+        ("separate-grads-all-reduce", 76, 80, -1),
+        ("optimizer", 80, 90, -1),
+    ]
+    found = operation_graph(in_ms(tmp_path, [(rank, *rest) for rank in (0, 1) for rest in schedule], stages=1))
+    assert found.notes == ()
+    assert found.replay_ns(found.work_ns).tolist() == [90_000_000]
+    faster = np.where(found.work_ns == 30_000_000, 10_000_000, found.work_ns)
+    assert found.replay_ns(faster).tolist() == [80_000_000]  # now the last gradients wait for their computation
+
+
+def test_interleaved_stages_pass_a_batch_on_from_the_last_to_the_first(tmp_path: Path) -> None:
+    send, receive = "forward-send", "forward-recv"
+    first = [(FORWARD, 0, 10, 0), (send, 10, 12, -1), (receive, 10, 24, -1), (FORWARD, 24, 34, 1), (send, 34, 36, -1)]
+    last = [
+        (receive, 0, 12, -1),
+        (FORWARD, 12, 22, 0),
+        (send, 22, 24, -1),
+        (receive, 22, 36, -1),
+        (FORWARD, 36, 46, 1),
+        (send, 46, 46, -1),  # recorded, though the last chunk has nobody to send to
+    ]
+    rows = [(rank, *rest) for rank, some in enumerate((first, last)) for rest in some]
+    found = operation_graph(in_ms(tmp_path, rows, stages=2))
+    assert found.notes == ()
+    assert int((found.graph.slices.kind == SliceKind.TRANSFER).sum()) == 6
+    assert found.replay_ns(found.work_ns).tolist() == [46_000_000]
+    at_once = np.where(found.work_ns == 2_000_000, 0, found.work_ns)
+    assert found.replay_ns(at_once).tolist() == [40_000_000]
