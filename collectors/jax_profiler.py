@@ -6,7 +6,11 @@ steps apart. Host level 2 records runtime calls and, on CPU, the HLO operations.
 
 from __future__ import annotations
 
+import shutil
+import socket
+from collections import Counter
 from contextlib import AbstractContextManager, suppress
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,6 +20,9 @@ from traceflow.capture import Devices
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _HOST_TRACER_LEVEL = 2
 _STEP = "traceflow.step"
+_RUNS = Path("plugins", "profile")  # of a TensorBoard log directory
+_PATIENCE_MS = 10_000  # with the coordinator of the processes, which answers at once
+_attempts: Counter[Path] = Counter()  # recordings of this process with others, by what they record to
 
 
 class JaxProfiler:
@@ -25,6 +32,7 @@ class JaxProfiler:
         self._hlo = hlo
         self._compilations = 0
         self._compile_ns = 0
+        self._run: str | None = None  # the name that all who record together give their traces
 
     def open(self) -> None:
         """Count what JAX compiles from now on, until `close`."""
@@ -36,14 +44,21 @@ class JaxProfiler:
         """Nothing to do: this profiler needs no warm-up of its own."""
 
     def start(self, folder: Path) -> None:
-        """Start tracing; `stop` writes the trace into `folder` as a TensorBoard log directory."""
+        """Start tracing; `stop` writes the trace into `folder` as a TensorBoard log directory.
+
+        The profiler names a trace after its host, so that each of several processes gets a directory of its own until
+        the trace is written.
+        """
         import jax
+
+        self._folder = folder
+        self._log = folder if self._run is None else folder / f"rank{jax.process_index():05d}"
 
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         options.host_tracer_level = _HOST_TRACER_LEVEL
         options.enable_hlo_proto = self._hlo
-        jax.profiler.start_trace(folder, profiler_options=options)
+        jax.profiler.start_trace(self._log, profiler_options=options)
 
     def stop(self) -> None:
         """Wait for the work in flight, which would be missing from the trace, and write the trace."""
@@ -53,6 +68,15 @@ class JaxProfiler:
             self.wait(self.pending(()))
         finally:
             jax.profiler.stop_trace()
+            if self._run is not None:
+                self._hand_in(self._folder / _RUNS / self._run)
+
+    def _hand_in(self, run: Path) -> None:
+        """Move the trace to those of the other processes, under a name that says whose it is."""
+        run.mkdir(parents=True, exist_ok=True)
+        for file in self._log.glob(f"{_RUNS}/*/*"):
+            file.rename(run / f"{self._log.name}.{file.name}")
+        shutil.rmtree(self._log)
 
     def close(self) -> None:
         """Stop counting compilations."""
@@ -124,8 +148,32 @@ class JaxProfiler:
 
         return jax.process_index(), jax.process_count()
 
-    def shared(self, _path: Path, _folder: Path) -> None:
-        """Each process writes a capture of its own."""
+    def shared(self, path: Path, folder: Path) -> Path | None:
+        """The folder of the processes that record to `path` together: the `folder` of the first to ask.
+
+        None where this process is alone, or cannot ask. Processes that see no common file system share one per host.
+        """
+        coordinator = _coordinator() if self.rank()[1] > 1 else None
+        if coordinator is None:
+            return None
+        _attempts[path] += 1
+        offer = f"{datetime.now(UTC):%Y_%m_%d_%H_%M_%S}/{folder}"
+        for scope in ("everywhere", socket.gethostname()):
+            key = f"traceflow/{path}/{_attempts[path]}/{scope}"
+            with suppress(RuntimeError):  # another process was the first
+                coordinator.key_value_set(key, offer)
+            run, _, first = coordinator.blocking_key_value_get(key, _PATIENCE_MS).partition("/")
+            if Path(first).is_dir():
+                self._run = run
+                return Path(first)
+        return None
+
+
+def _coordinator() -> Any:
+    """What the processes of `jax.distributed` all reach; None where that was not initialised."""
+    from jax._src.distributed import global_state  # nothing public gives it
+
+    return global_state.client
 
 
 def _live_arrays() -> list[Any]:

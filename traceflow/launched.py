@@ -92,6 +92,10 @@ class _Quiet(_Recording):
         """Whether the caller is whose steps are recorded: no fork of the process, and no other thread."""
         return self._pid == os.getpid() and self._thread in {0, threading.get_ident()}
 
+    def awaits_step(self) -> bool:
+        """No: what a step is was told to the launcher, so that calls of an instrumented function are none."""
+        return False
+
     def step(self) -> Step:
         if not self._began:
             self._began, self._thread = True, threading.get_ident()
@@ -146,6 +150,9 @@ class _Unmarked(JaxProfiler):
             super().start(folder)
         finally:
             _Unmarked.starter = None
+
+    def shared(self, _path: Path, _folder: Path) -> None:
+        """Each process writes a capture of its own, for the launcher to merge."""
 
     def step(self, _number: int) -> AbstractContextManager[object]:
         """Nothing: there are no steps."""

@@ -4,7 +4,7 @@ A step has three endpoints, which are three different times: its calls *returned
 *ready* on the devices, and they were *fetched* to the host. Frameworks that dispatch asynchronously return long
 before the work is done, so a step waits for its results before it ends, and says in the trace where it did.
 
-All processes of a distributed PyTorch program that record to one path make one capture together.
+All processes of a distributed program that record to one path make one capture together.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def record(
     fails is reported once through the logger `traceflow`, and the program goes on; an error of the program itself
     passes through unchanged. Both leave `<path>.incomplete-<pid>` instead of a capture.
 
-    In a distributed PyTorch program every process calls this with the same path. The capture is complete when all
+    In a distributed program every process calls this with the same path. The capture is complete when all
     of those that began to trace have ended; a process that ends earlier waits for the others when it leaves.
 
     Args:
@@ -197,7 +197,7 @@ class _Recording(Recorder):
         self._options = options
         self._collector = collector
         self._force = force
-        self._open = self._warm = self._tracing = False
+        self._open = self._warm = self._tracing = self._guest = False
         self._next_step = 0
         self._warmup: list[StepRecord] = []
         self._steps: list[StepRecord] = []
@@ -305,6 +305,7 @@ class _Recording(Recorder):
             collector = self._known_collector()
             shared = collector.shared(self._path, self._folder)
             if shared is not None:
+                self._guest = shared != self._folder
                 self._folder = join(self._folder, shared)
                 write_manifest(self._folder, self._manifest(complete=False))
             collector.start(self._folder)
@@ -329,7 +330,7 @@ class _Recording(Recorder):
                 if self._tracing:
                     self._collector.stop()
             with self.survive("the programs could not be written"):
-                if self._tracing and self._calls:
+                if self._tracing and self._calls and not self._guest:  # all have the same
                     from traceflow.collectors.jax_program import write_programs
 
                     write_programs(self._folder, self._calls)
