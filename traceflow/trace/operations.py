@@ -179,14 +179,16 @@ def _time(columns: _Columns, label: str, name: str) -> tuple[Int64, int]:
     import pyarrow as pa
 
     whole = columns.get(f"{label}_ns")
-    if whole is not None and not pa.types.is_integer(whole.type):
-        raise _unusable(name, label, f"{label}_ns is {whole.type}, not an integer")
+    if whole is not None and (not pa.types.is_integer(whole.type) or whole.type == pa.uint64()):
+        raise _unusable(name, label, f"{label}_ns is {whole.type}, not an integer of 64 bits with a sign")
     if whole is not None:
         return np.asarray(whole.cast(pa.int64()).fill_null(int(_UNKNOWN_NS)).to_numpy(), np.int64), 0
     given = columns[label]
-    if not (pa.types.is_floating(given.type) or pa.types.is_integer(given.type)):
+    if pa.types.is_integer(given.type) or pa.types.is_null(given.type):
+        given = given.cast(pa.float64())
+    if not pa.types.is_floating(given.type):
         raise _unusable(name, label, f"the {label} is {given.type}, not a number of seconds")
-    return _rounded(given.to_numpy() if pa.types.is_floating(given.type) else given.cast(pa.float64()).to_numpy())
+    return _rounded(given.to_numpy())
 
 
 def _rounded(seconds: NDArray[np.floating]) -> tuple[Int64, int]:
