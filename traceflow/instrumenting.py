@@ -70,7 +70,10 @@ class _Instrumented:
 def _traced(tree: object) -> bool:
     """Whether JAX is tracing the call: there is nothing to wait for, nor a step."""
     jax: Any = sys.modules.get("jax")
+    if jax is None:
+        return False
+    tracer = jax.core.Tracer
     try:
-        return jax is not None and any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree))
+        return any(issubclass(kind, tracer) for kind in set(map(type, jax.tree.leaves(tree))))
     except (TypeError, ValueError):
         return False  # dictionaries whose keys JAX cannot sort: JAX does not trace such a call either
