@@ -9,6 +9,7 @@ import numpy as np
 from traceflow.analyzers.dependencies.device import launch_edges, launched, stream_order, waits_for_copy
 from traceflow.analyzers.dependencies.hlo import data, envelopes, run_starts
 from traceflow.analyzers.dependencies.host import flows, hand_off, program_order
+from traceflow.analyzers.dependencies.issued import issued
 from traceflow.analyzers.dependencies.nesting import nesting
 from traceflow.analyzers.dependencies.rendezvous import rendezvous
 from traceflow.analyzers.dependencies.slices import cut
@@ -43,12 +44,14 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
     blocking = waits_for_copy(trace, launch)
     slices = cut(trace, matches, blocking | envelopes(trace, programs))
     handed_off, waits = hand_off(trace, slices)
-    slices = slices.with_blocked(waits)
+    returned, awaits = issued(trace, slices)
+    slices = slices.with_blocked(np.concatenate((waits, awaits)))
     operands = data(trace, programs, slices)
     synchronised, inferred = synchronisation(trace, launch, slices, blocking)
     edges = [
         program_order(trace, slices),
         handed_off,
+        returned,
         *flows(trace, slices),
         *launch_edges(trace, launch, slices),
         *stream_order(trace, slices, resolution_ns),
