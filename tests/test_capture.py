@@ -295,3 +295,9 @@ def test_a_common_capture_whose_name_is_taken_says_so(tmp_path: Path) -> None:
     manifest = read_manifest(folder)
     assert manifest is not None
     assert not manifest.complete
+
+
+def test_a_name_that_others_may_still_wait_for_is_not_used_again(tmp_path: Path) -> None:
+    first = reserve(tmp_path / "a", force=False)
+    first.rmdir()
+    assert reserve(tmp_path / "a", force=False) != first

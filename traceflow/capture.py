@@ -29,6 +29,7 @@ from traceflow.errors import TraceflowError
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 _OF_RANK = "manifest.rank*.json"
+_siblings: set[Path] = set()  # names this process has used; another one may still wait for such a folder to vanish
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -290,7 +291,10 @@ def _free_sibling(path: Path, state: str) -> Path:
     """A name beside `path` that says it is no capture: `a.incomplete-71`, or else `a.incomplete-71-1` and so on."""
     name = f"{path.name}.{state}-{os.getpid()}"
     names = (name if attempt == 0 else f"{name}-{attempt}" for attempt in count())
-    return next(sibling for sibling in map(path.with_name, names) if not sibling.exists())
+    free = (sibling for sibling in map(path.with_name, names) if sibling not in _siblings and not sibling.exists())
+    sibling = next(free)
+    _siblings.add(sibling)
+    return sibling
 
 
 def _refuse_taken(path: Path, *, force: bool) -> None:
