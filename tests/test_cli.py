@@ -437,7 +437,10 @@ def form(name: str, durations_ns: tuple[int, int, int], hidden_ns: int) -> forms
 @pytest.mark.parametrize(
     ("ring_ns", "said"),
     [
-        ((80_000, 70_000, 89_000), "ring is faster than gather, 80.000 us against 100.000 us: its slowest step took less"),
+        (
+            (80_000, 70_000, 89_000),
+            "ring is faster than gather, 80.000 us against 100.000 us: its slowest step took less",
+        ),
         (
             (80_000, 70_000, 95_000),
             "Between ring and gather, 80.000 us against 100.000 us, no difference shows: the times of their steps overlap",
