@@ -69,7 +69,7 @@ def clocks(trace: Trace) -> Clocks:
     common end of collective k, offset_c = median over k of (end_kc - T_k); both are found in turn, outward from
     the reference rank's clock through overlapping groups. Nobody ends before the last arrival, which bounds each
     offset from both sides. A drift is told where a line through the ends leaves a quarter of the spread. The
-    residual is the 95th percentile of |end_kc - offset_c - T_k|: the error bar of every cross-rank figure.
+    residual is the 95th percentile of abs(end_kc - offset_c - T_k): the error bar of every cross-rank figure.
 
     Args:
         trace: All ranks, each on its own host's clock.
