@@ -89,7 +89,7 @@ def what_if(
     supposed = apply(trace, graph, changes, ranks=ranks)
     predicted, exact = predict(graph, supposed)
     selected = tuple((change.pattern, count) for change, count in zip(changes, supposed.selected, strict=True))
-    unknown = _unknown(trace, found, window)
+    unknown = _unknown(trace, found, window) if changes else ()  # the measurement itself is no guess
     return WhatIf(
         window=window,
         predicted_ns=predicted,
