@@ -17,8 +17,8 @@ pytest_plugins = ["golden"]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
-# A slow machine is no counterexample.
-settings.register_profile("traceflow", deadline=None)
+# A slow machine is no counterexample. CI tries the same examples for the same code, people try new ones.
+settings.register_profile("traceflow", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("traceflow")
 
 
