@@ -12,7 +12,7 @@ import numpy as np
 from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.summary import summary
-from traceflow.analyzers.what_if import predict
+from traceflow.analyzers.what_if import predict, unknown_dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -115,7 +115,10 @@ def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: 
     """
     window, graph = in_window(trace, found, step)
     spread_ns = None if step is None else _spread_ns(trace, found)
-    tried = [_saving(trace, graph, candidate, spread_ns) for candidate in (*_names(trace, graph), *_CLASSES)]
+    known = not unknown_dependencies(trace, found, window)
+    tried = [
+        _saving(trace, graph, candidate, spread_ns, known=known) for candidate in (*_names(trace, graph), *_CLASSES)
+    ]
     ranked = sorted((s for s in tried if s.saved_ns > 0), key=lambda s: -s.saved_ns)
     return Savings(
         window=window,
@@ -208,12 +211,14 @@ def _costliest(trace: Trace, graph: DependencyGraph) -> list[tuple[str, SliceKin
     return [(trace.strings[k // len(SliceKind)], SliceKind(k % len(SliceKind))) for k in which[order].tolist()]
 
 
-def _saving(trace: Trace, graph: DependencyGraph, candidate: Candidate, spread_ns: int | None) -> Saving:
+def _saving(
+    trace: Trace, graph: DependencyGraph, candidate: Candidate, spread_ns: int | None, *, known: bool
+) -> Saving:
     predicted_ns, exact = predict(graph, apply(trace, graph, [candidate.change]))
     measured_ns = graph.end_ns - graph.start_ns
     saved_ns = measured_ns - predicted_ns
     share = saved_ns / measured_ns if measured_ns else 0.0
-    return Saving(candidate, saved_ns, share, exact, None if spread_ns is None else saved_ns < spread_ns)
+    return Saving(candidate, saved_ns, share, exact and known, None if spread_ns is None else saved_ns < spread_ns)
 
 
 def _without_repetition(ranked: list[Saving]) -> list[Saving]:

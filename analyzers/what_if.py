@@ -89,7 +89,7 @@ def what_if(
     supposed = apply(trace, graph, changes, ranks=ranks)
     predicted, exact = predict(graph, supposed)
     selected = tuple((change.pattern, count) for change, count in zip(changes, supposed.selected, strict=True))
-    unknown = _unknown(trace, found, window) if changes else ()  # the measurement itself is no guess
+    unknown = unknown_dependencies(trace, found, window) if changes else ()  # the measurement itself is no guess
     return WhatIf(
         window=window,
         predicted_ns=predicted,
@@ -116,8 +116,17 @@ def _without_effect(selected: tuple[tuple[str, int], ...]) -> tuple[Finding, ...
     )
 
 
-def _unknown(trace: Trace, found: Dependencies, window: Window) -> tuple[Finding, ...]:
-    """Dependencies that the trace does not tell, so that no prediction is exact."""
+def unknown_dependencies(trace: Trace, found: Dependencies, window: Window) -> tuple[Finding, ...]:
+    """Dependencies that the trace does not tell, so that no prediction is exact.
+
+    Args:
+        trace: The evidence.
+        found: Its dependencies.
+        window: What is predicted.
+
+    Returns:
+        One finding per reason; none where the trace tells everything.
+    """
     reasons = [skipped.reason for skipped in unordered_streams(trace)]
     event = trace.communications.event[found.matches.instance < 0]
     e = trace.events

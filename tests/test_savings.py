@@ -6,7 +6,9 @@ import pytest
 from handmade import MS, Builder, steps, two_cards, two_rounds
 from hypothesis import given
 from hypothesis import strategies as st
+from sources import ROOT
 
+import traceflow as tf
 from traceflow.analyzers.changes import Drop, Scale
 from traceflow.analyzers.savings import Savings
 from traceflow.errors import TraceflowError
@@ -155,3 +157,12 @@ def test_savings_are_positive_sorted_and_no_larger_than_the_window(rounds: list[
     assert all(0 < ns <= result.window.duration_ns for ns in saved)
     # On a path without lags, the work of one rank alone can always be saved from.
     assert saved
+
+
+def test_nothing_is_exact_where_collectives_are_unsplit() -> None:
+    traces = ROOT.parent / "shared" / "cases" / "small_4_half_the_ranks" / "traces"
+    if not traces.exists():
+        pytest.skip("the shared cases are not there")
+    found = tf.open(traces).savings(top=10)
+    assert found.savings
+    assert not any(saving.exact for saving in found.savings)
