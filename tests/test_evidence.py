@@ -9,12 +9,28 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from xla_files import Event, Line, everything, rows, write, write_chrome, xspace
 
+from traceflow.capture import Clock, Manifest, Options, Process, write_manifest
 from traceflow.errors import TraceflowError
 from traceflow.evidence import read
 from traceflow.program.schema import message
 from traceflow.trace.xspace import read_xspace
+
+MANIFEST = Manifest(
+    traceflow_version="0",
+    created="2026-01-01T00:00:00+00:00",
+    complete=True,
+    problem=None,
+    process=Process("host", 7),
+    clock=Clock(time_ns=0, perf_counter_ns=0),
+    frameworks={},
+    devices=None,
+    options=Options(warmup=0, steps=None, hlo=True),
+    warmup=(),
+    steps=(),
+)
 
 
 def space(path: Path, name: str = "f", start_ns: int = 1_000, program: bytes | None = None) -> Path:
@@ -140,6 +156,59 @@ def test_xspaces_of_one_run_are_ranks_on_one_clock(tmp_path: Path) -> None:
     assert trace.epoch_ns == 2_000
     started = zip(trace.lanes.rank[trace.events.lane].tolist(), rows(trace), strict=True)
     assert [(rank, row[2]) for rank, row in started if row[4] in {"earlier", "later"}] == [(0, 0), (1, 3_000)]
+
+
+@pytest.mark.parametrize(
+    ("files", "ranks"),
+    [
+        (["rank00001.host.xplane.pb"], [1]),
+        (["rank00010.a.xplane.pb", "rank00002.b.xplane.pb"], [10, 2]),
+        (["a.xplane.pb", "b.rank0.xplane.pb"], [1, 0]),
+        (["job-w-10.xplane.pb", "job-w-2.example.com.xplane.pb"], [10, 2]),
+        (["worker3.trace.json"], [3]),
+        (["one-w-1.xplane.pb", "two-w-1.xplane.pb"], [0, 1]),  # workers of two jobs
+        (["node17.xplane.pb", "node4.xplane.pb"], [0, 1]),  # numbers of machines
+        (["host-10-0-0-2.xplane.pb"], [0]),
+        (["lora_w8_x.xplane.pb"], [0]),
+        (["rank3/run/host.xplane.pb", "rank1/run/host.xplane.pb"], [3, 1]),
+        (["rank-1/b.xplane.pb", "ranks/c.xplane.pb"], [1, 0]),
+    ],
+)
+def test_what_a_path_says_of_the_rank_counts(tmp_path: Path, files: list[str], ranks: list[int]) -> None:
+    for file in files:
+        space(tmp_path / file) if file.endswith(".pb") else chrome(tmp_path / file)
+    told = {rank.rank: rank.source for rank in read(tmp_path).trace.ranks}
+    assert told == {rank: Path(file).name for rank, file in zip(ranks, files, strict=True)}
+    if len(files) == 1:
+        assert [rank.rank for rank in read(tmp_path / files[0]).trace.ranks] == ranks
+
+
+@pytest.mark.parametrize("name", ["host.xplane.pb", "host-w-0.xplane.pb"])
+def test_the_manifest_tells_the_rank_of_the_only_process(tmp_path: Path, name: str) -> None:
+    run = tmp_path / "plugins" / "profile" / "run"
+    file = space(run / name)
+    write_manifest(tmp_path, replace(MANIFEST, process=Process("host", 7, rank=1, world_size=2)))
+    for given in (tmp_path, run, file):
+        assert [rank.rank for rank in read(given).trace.ranks] == [1]
+
+
+def test_a_rank_in_the_name_goes_before_the_manifest(tmp_path: Path) -> None:
+    file = space(tmp_path / "plugins" / "profile" / "run" / "rank00002.host.xplane.pb")
+    write_manifest(tmp_path, replace(MANIFEST, process=Process("host", 7, rank=1, world_size=1)))
+    assert [rank.rank for rank in read(file).trace.ranks] == [2]
+
+
+def test_the_manifest_of_several_processes_says_nothing_of_a_file_without_a_name(tmp_path: Path) -> None:
+    file = space(tmp_path / "plugins" / "profile" / "run" / "host.xplane.pb")
+    one = replace(MANIFEST, process=Process("host", 7, rank=1, world_size=2))
+    write_manifest(tmp_path, replace(one, process=Process("host", 7, rank=3, world_size=1), peers=(one,)))
+    assert [rank.rank for rank in read(file).trace.ranks] == [0]
+
+
+def test_two_files_that_are_named_after_one_rank_are_refused(tmp_path: Path) -> None:
+    space(tmp_path / "a.rank1.xplane.pb")
+    space(tmp_path / "b.rank1.xplane.pb")
+    assert (refusal(tmp_path).code, refusal(tmp_path).why) == ("TF108", "both claim rank 1")
 
 
 def test_programs_of_several_processes_keep_apart_where_they_differ(tmp_path: Path) -> None:

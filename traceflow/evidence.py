@@ -16,6 +16,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace.canonical import merge
+from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.model import Trace
 
@@ -46,8 +47,8 @@ def read(path: Path | str) -> Evidence:
     """Read one trace, or the traces of several ranks as one.
 
     A folder is searched with all folders in it; what is no trace is passed over, and so is the JSON that the JAX
-    profiler writes beside an XSpace of the same name. Kineto files say which rank they are; XSpaces do not, and
-    count as ranks in order of their paths.
+    profiler writes beside an XSpace of the same name. Kineto files say which rank they are; of others the rank is
+    that of the file's name, of the manifest or of the folder, else the next one that is free, in order of paths.
 
     Args:
         path: A file, a folder such as a capture or a TensorBoard log directory, or a pattern such as ``"run/*.json"``.
@@ -63,10 +64,11 @@ def read(path: Path | str) -> Evidence:
     given = Path(path)
     try:
         if given.is_file():
-            return _working(_read_one(given, _format_of(given) or _refuse(given), 0))
+            return _working(_read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         traces = _traces(given, _found(given))
         _check_one_recording(traces)
-        return _working(_merged([(file, _read_one(file, form, rank)) for rank, (file, form) in enumerate(traces)]))
+        files, forms = zip(*traces, strict=True)
+        return _working(_merged(list(zip(files, map(_read_one, files, forms, file_ranks(files)), strict=True))))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error

@@ -11,6 +11,7 @@ import numpy as np
 
 from traceflow.errors import TraceflowError
 from traceflow.result import Note, Tally
+from traceflow.trace.file_ranks import rank_in_name
 from traceflow.trace.model import Rank, Trace
 
 if TYPE_CHECKING:
@@ -22,7 +23,6 @@ _KINETO_KEY = re.compile(
     rb"|cupti_version|cuda_runtime_version|hip_runtime_version|roctracer_version|Ev Idx|External id)\"\s*:"
     rb'|"cat"\s*:\s*"(?:cpu_op|user_annotation|python_function|kernel|gpu_mem|cuda_|ac2g|xpu_|mtia_|privateuse1_|Operator)'
 )
-_RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
 
 
 def looks_like_kineto(head: bytes) -> bool:
@@ -77,10 +77,9 @@ def read_kineto(path: Path) -> Trace:
 def _rank(rows: Rows, path: Path) -> tuple[Rank, tuple[Note, ...]]:
     distributed = rows.members.get("distributedInfo")
     said = distributed if isinstance(distributed, dict) else {}
-    in_name = _RANK_IN_NAME.search(path.name)
     rank = _non_negative(said.get("rank"))
-    if rank is None and in_name:
-        rank = int(in_name[1])
+    if rank is None:
+        rank = rank_in_name(path.name)
     note = Note("TF301", f"neither {path.name} nor its name says which rank it is: taken as rank 0")
     host = rows.members.get("host_name")
     known = Rank(rank or 0, host if isinstance(host, str) else None, _non_negative(said.get("world_size")), path.name)
