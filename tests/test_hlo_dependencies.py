@@ -53,6 +53,7 @@ def module(
         tuple_index=np.where(np.array(opcode) == "get-tuple-element", number, -1).astype(np.int32),
         schedule=np.arange(len(names), dtype=np.int32),
         shape=blank,
+        full_shape=blank,
         output_bytes=np.full(len(names), -1),
         operation_name=blank,
         source=blank,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -12,12 +12,14 @@ import numpy as np
 from google.protobuf.message import DecodeError
 
 from traceflow.errors import TraceflowError
-from traceflow.program.module import HloModule
+from traceflow.program.buffers import Buffers, buffers_of
+from traceflow.program.module import Convolution, Dot, HloModule, WindowDimension
 from traceflow.program.replica_groups import Groups, groups_of
 from traceflow.program.schema import message
-from traceflow.program.shape import shape_bytes, shape_text
+from traceflow.program.shape import full_shape_text, shape_bytes, shape_text
 from traceflow.trace.model import ABSENT, Int32, Int64
 
+_TRIP_COUNT = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"(\d+)"')
 # Frames of the framework between the user's line and XLA.
 _FRAMEWORK = re.compile(r"/jax/_src/|/jaxlib/|/jax/interpreters/")
 
@@ -36,8 +38,8 @@ def read_hlo_proto(content: bytes, program_id: int | None = None) -> HloModule:
         TraceflowError: TF103 when the bytes are no `HloProto` or contradict themselves.
     """
     try:
-        module = message("HloProto").FromString(content).hlo_module
-        return _module(module, module.id if program_id is None else program_id)
+        proto = message("HloProto").FromString(content)
+        return _module(proto, proto.hlo_module.id if program_id is None else program_id)
     except (DecodeError, ValueError, LookupError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise TraceflowError("TF103", "cannot read an HLO program", why, "record or dump it again") from error
@@ -57,7 +59,8 @@ class _Rows:
         return offsets, np.fromiter((rows[i] for ids in lists for i in ids), np.int32, int(offsets[-1]))
 
 
-def _module(module: Any, program_id: int) -> HloModule:
+def _module(proto: Any, program_id: int) -> HloModule:
+    module = proto.hlo_module
     computations = list(module.computations)
     instructions = [i for computation in computations for i in computation.instructions]
     rows = _Rows(
@@ -65,7 +68,7 @@ def _module(module: Any, program_id: int) -> HloModule:
         {computation.id: row for row, computation in enumerate(computations)},
     )
     opcodes = tuple(instruction.opcode for instruction in instructions)
-    shapes = _shapes(instructions)
+    shapes = _texts(instructions, shape_text)
     operand_offsets, operands = rows.csr((i.operand_ids for i in instructions), rows.instruction)
     control_offsets, controls = rows.csr((i.control_predecessor_ids for i in instructions), rows.instruction)
     called_offsets, called = rows.csr((i.called_computation_ids for i in instructions), rows.computation)
@@ -88,6 +91,7 @@ def _module(module: Any, program_id: int) -> HloModule:
         tuple_index=_only(instructions, opcodes, "get-tuple-element", "tuple_index"),
         schedule=_schedule(module, rows),
         shape=shapes,
+        full_shape=_texts(instructions, full_shape_text),
         output_bytes=np.array([shape_bytes(shape) for shape in shapes], np.int64),
         operation_name=tuple(instruction.metadata.op_name for instruction in instructions),
         source=_sources(module.stack_frame_index, instructions),
@@ -96,21 +100,72 @@ def _module(module: Any, program_id: int) -> HloModule:
         computation_name=tuple(computation.name for computation in computations),
         computation_root=np.array([rows.instruction[c.root_id] for c in computations], np.int32),
         entry=rows.computation[module.entry_computation_id],
+        trip_count=_trip_counts(instructions),
+        dots={row: _dot(i) for row, i in enumerate(instructions) if i.HasField("dot_dimension_numbers")},
+        convolutions={
+            row: _convolution(i) for row, i in enumerate(instructions) if i.HasField("convolution_dimension_numbers")
+        },
+        dimensions={row: tuple(i.dimensions) for row, i in enumerate(instructions) if i.dimensions},
+        fusion_kind={row: i.fusion_kind for row, i in enumerate(instructions) if i.fusion_kind},
+        custom_call_target={row: i.custom_call_target for row, i in enumerate(instructions) if i.custom_call_target},
+        buffers=_buffers(proto, instructions),
     )
 
 
-def _shapes(instructions: Sequence[Any]) -> tuple[str, ...]:
-    """Shapes as text; plain arrays, which are most, are written once per kind and size."""
-    known: dict[tuple[int, tuple[int, ...]], str] = {}
+def _trip_counts(instructions: Sequence[Any]) -> dict[int, int]:
+    """How often the body of each while loop runs, where XLA's analysis could tell."""
+    found = {}
+    for row, instruction in enumerate(instructions):
+        if instruction.opcode == "while" and (match := _TRIP_COUNT.search(instruction.backend_config)):
+            found[row] = int(match[1])
+    return found
+
+
+def _dot(instruction: Any) -> Dot:
+    numbers = instruction.dot_dimension_numbers
+    return Dot(
+        tuple(numbers.lhs_contracting_dimensions),
+        tuple(numbers.rhs_contracting_dimensions),
+        tuple(numbers.lhs_batch_dimensions),
+        tuple(numbers.rhs_batch_dimensions),
+    )
+
+
+def _convolution(instruction: Any) -> Convolution:
+    numbers = instruction.convolution_dimension_numbers
+    window = tuple(
+        WindowDimension(
+            d.size, d.stride, d.padding_low, d.padding_high, max(d.window_dilation, 1), max(d.base_dilation, 1)
+        )
+        for d in instruction.window.dimensions
+    )
+    return Convolution(
+        window,
+        tuple(numbers.input_spatial_dimensions),
+        tuple(numbers.kernel_spatial_dimensions),
+        tuple(numbers.output_spatial_dimensions),
+        numbers.kernel_input_feature_dimension,
+        numbers.kernel_output_feature_dimension,
+        max(instruction.feature_group_count, 1),
+        max(instruction.batch_group_count, 1),
+    )
+
+
+def _buffers(proto: Any, instructions: Sequence[Any]) -> Buffers | None:
+    if not proto.HasField("buffer_assignment"):
+        return None
+    return buffers_of(proto.buffer_assignment, {instruction.name: row for row, instruction in enumerate(instructions)})
+
+
+def _texts(instructions: Sequence[Any], write: Callable[[Any], str]) -> tuple[str, ...]:
+    """Shapes as text, each written once."""
+    known: dict[bytes, str] = {}
     texts = []
     for instruction in instructions:
-        shape = instruction.shape
-        key = shape.element_type, tuple(shape.dimensions)
+        key = instruction.shape.SerializeToString()
         text = known.get(key)
         if text is None:
-            text = shape_text(shape)
-            if not shape.tuple_shapes and not any(shape.is_dynamic_dimension):
-                known[key] = text
+            text = known[key] = write(instruction.shape)
         texts.append(text)
     return tuple(texts)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.replica_groups import Groups, parse_groups, parse_pairs
-from traceflow.program.shape import shape_bytes, without_layout
+from traceflow.program.shape import shape_bytes, without_comments, without_layout
 from traceflow.trace.model import ABSENT
 
 _HEAD = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
@@ -42,12 +42,16 @@ class Line:
 class _Instruction:
     name: str
     opcode: str
-    shape: str
+    full_shape: str
     operands: tuple[tuple[str, str], ...] = ()  # shape and name
     attributes: str = ""
     root: bool = False
     operation_name: str = ""
     source: str = ""
+
+    @property
+    def shape(self) -> str:
+        return without_layout(self.full_shape)
 
 
 def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModule:
@@ -101,6 +105,7 @@ def _module(instructions: list[_Instruction], name: str, program_id: int) -> Hlo
         tuple_index=np.full(count, ABSENT, np.int32),
         schedule=np.full(count, ABSENT, np.int32),
         shape=tuple(instruction.shape for instruction in instructions),
+        full_shape=tuple(instruction.full_shape for instruction in instructions),
         output_bytes=np.array([shape_bytes(i.shape) if i.shape else ABSENT for i in instructions], np.int64),
         operation_name=tuple(instruction.operation_name for instruction in instructions),
         source=tuple(instruction.source for instruction in instructions),
@@ -135,8 +140,8 @@ def _parsed(line: Line) -> _Instruction | None:
     return _Instruction(
         name=head[2],
         opcode=opcode[1],
-        shape=without_layout(rest[:shape_end]),
-        operands=tuple((without_layout(shape).strip(", "), name) for shape, name in found),
+        full_shape=without_comments(rest[:shape_end]),
+        operands=tuple((without_comments(shape).strip(", "), name) for shape, name in found),
         attributes=rest[end:],
         root=bool(head[1]),
         operation_name=line.operation_name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from traceflow.trace.model import Kind
@@ -12,6 +12,8 @@ from traceflow.trace.model import Kind
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+    from traceflow.program.buffers import Buffers
 
 COLLECTIVES = frozenset(
     {
@@ -26,6 +28,42 @@ COLLECTIVES = frozenset(
         "recv",
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """Dimensions of a matrix product, as numbers of its operands' dimensions."""
+
+    left_contracting: tuple[int, ...]
+    right_contracting: tuple[int, ...]
+    left_batch: tuple[int, ...] = ()
+    right_batch: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WindowDimension:
+    """One spatial dimension of a convolution's window."""
+
+    size: int
+    stride: int = 1
+    padding_low: int = 0
+    padding_high: int = 0
+    window_dilation: int = 1
+    base_dilation: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Convolution:
+    """Dimensions of a convolution, as numbers of its operands' and its result's dimensions, and its window."""
+
+    window: tuple[WindowDimension, ...]
+    input_spatial: tuple[int, ...]
+    kernel_spatial: tuple[int, ...]
+    output_spatial: tuple[int, ...]
+    kernel_input_feature: int
+    kernel_output_feature: int
+    feature_groups: int = 1
+    batch_groups: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +89,7 @@ class HloModule:
     tuple_index: NDArray[np.int32]  # -1 unless a get-tuple-element
     schedule: NDArray[np.int32]  # position in its computation's schedule, -1 where unknown
     shape: tuple[str, ...]  # as HLO text writes it, without layout
+    full_shape: tuple[str, ...]  # the same with layouts, tiles and memory spaces, where they are known
     output_bytes: NDArray[np.int64]  # logical size of what it produces, -1 where unknown
     operation_name: tuple[str, ...]  # op_name metadata: named scopes and autodiff
     source: tuple[str, ...]  # "file:line" of the innermost frame, "" where unknown
@@ -59,6 +98,13 @@ class HloModule:
     computation_name: tuple[str, ...]
     computation_root: NDArray[np.int32]  # row of the root instruction, -1 where unknown
     entry: int  # row of the entry computation
+    trip_count: Mapping[int, int] = field(default_factory=dict)  # while loop -> how often its body runs, where known
+    dots: Mapping[int, Dot] = field(default_factory=dict)
+    convolutions: Mapping[int, Convolution] = field(default_factory=dict)
+    dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of a reduce, a broadcast, a gather ...
+    fusion_kind: Mapping[int, str] = field(default_factory=dict)
+    custom_call_target: Mapping[int, str] = field(default_factory=dict)
+    buffers: Buffers | None = None  # where the compiler's buffer assignment came with the program
 
     def __len__(self) -> int:
         return len(self.opcode)

@@ -28,18 +28,46 @@ XStat: 1 int64 metadata_id, 2 double? double_value, 3 uint64? uint64_value, 4 in
 XEventMetadata: 1 int64 id, 2 string name, 4 string display_name, 5 XStat* stats
 XStatMetadata: 1 int64 id, 2 string name
 
-HloProto: 1 HloModuleProto hlo_module
+HloProto: 1 HloModuleProto hlo_module, 3 BufferAssignmentProto buffer_assignment
 HloModuleProto: 1 string name, 3 HloComputationProto* computations, 5 int64 id, 6 int64 entry_computation_id,
     7 HloScheduleProto schedule, 15 DeviceAssignmentProto device_assignment,
     17 StackFrameIndexProto stack_frame_index
 HloComputationProto: 1 string name, 2 HloInstructionProto* instructions, 5 int64 id, 6 int64 root_id
 HloInstructionProto: 1 string name, 2 string opcode, 3 ShapeProto shape, 7 OpMetadata metadata,
-    9 int64 parameter_number, 13 int64 tuple_index, 35 int64 id, 36 int64* operand_ids,
-    37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 49 ReplicaGroup* replica_groups,
-    52 SourceTarget* source_target_pairs, 87 CollectiveDeviceListProto collective_device_list,
+    9 int64 parameter_number, 11 string fusion_kind, 13 int64 tuple_index, 14 int64* dimensions, 15 Window window,
+    16 ConvolutionDimensionNumbers convolution_dimension_numbers, 28 string custom_call_target,
+    30 DotDimensionNumbers dot_dimension_numbers, 35 int64 id, 36 int64* operand_ids,
+    37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 43 bytes backend_config,
+    49 ReplicaGroup* replica_groups, 50 int64 feature_group_count, 52 SourceTarget* source_target_pairs,
+    58 int64 batch_group_count,
+    87 CollectiveDeviceListProto collective_device_list,
     92 IotaReplicaGroupListProto iota_collective_device_list,
     93 MeshAxesReplicaGroupListProto mesh_axes_replica_group_list
-ShapeProto: 2 int32 element_type, 3 int64* dimensions, 4 ShapeProto* tuple_shapes, 6 bool* is_dynamic_dimension
+ShapeProto: 2 int32 element_type, 3 int64* dimensions, 4 ShapeProto* tuple_shapes, 5 LayoutProto layout,
+    6 bool* is_dynamic_dimension
+LayoutProto: 1 int64* minor_to_major, 6 TileProto* tiles, 7 int64 element_size_in_bits, 8 int64 memory_space,
+    16 int64 tail_padding_alignment_in_elements
+TileProto: 1 int64* dimensions
+DotDimensionNumbers: 1 int64* lhs_contracting_dimensions, 2 int64* rhs_contracting_dimensions,
+    3 int64* lhs_batch_dimensions, 4 int64* rhs_batch_dimensions
+Window: 1 WindowDimension* dimensions
+WindowDimension: 1 int64 size, 2 int64 stride, 3 int64 padding_low, 4 int64 padding_high, 5 int64 window_dilation,
+    6 int64 base_dilation
+ConvolutionDimensionNumbers: 3 int64 kernel_input_feature_dimension, 4 int64 kernel_output_feature_dimension,
+    6 int64* kernel_spatial_dimensions, 7 int64 input_batch_dimension, 8 int64 input_feature_dimension,
+    9 int64 output_batch_dimension, 10 int64 output_feature_dimension, 11 int64* input_spatial_dimensions,
+    12 int64* output_spatial_dimensions
+BufferAssignmentProto: 1 LogicalBufferProto* logical_buffers, 3 BufferAllocationProto* buffer_allocations,
+    4 HeapSimulatorTrace* heap_simulator_traces
+LogicalBufferProto: 1 int64 id, 2 int64 size, 3 Location defined_at, 4 int64 color
+Location: 2 string instruction_name, 3 int64* shape_index, 4 int64 instruction_id
+BufferAllocationProto: 1 int64 index, 2 int64 size, 3 bool is_thread_local, 5 bool is_entry_computation_parameter,
+    6 int64 parameter_number, 7 bool maybe_live_out, 8 int64 color, 9 Assigned* assigned, 11 bool is_tuple,
+    12 bool is_constant, 13 bool is_parameter_aliased_with_output
+Assigned: 1 int64 logical_buffer_id, 2 int64 offset, 3 int64 size
+HeapSimulatorTrace: 1 Event* events, 2 bool whole_module_simulation, 3 int64 buffer_allocation_index
+Event: 1 int32 kind, 2 int64 buffer_id, 3 string computation_name, 4 string instruction_name,
+    5 int64 share_with_canonical_id
 OpMetadata: 2 string op_name, 3 string source_file, 4 int32 source_line, 15 int32 stack_frame_id
 HloScheduleProto: 1 SequencesEntry* sequences
 SequencesEntry: 1 int64 key, 2 InstructionSequence value

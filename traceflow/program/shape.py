@@ -8,7 +8,8 @@ from typing import Any
 
 _ARRAY = re.compile(r"([a-z]\w*)\[([^\]]*)\]")
 _BITS = re.compile(r"(?:bf|f|s|u|c)(\d+)")
-_LAYOUT = re.compile(r"\{[^{}]*\}|/\*[^*]*\*/")
+_COMMENT = re.compile(r"/\*[^*]*\*/")
+_LAYOUT = re.compile(r"\{[^{}]*\}")
 
 # xla_data.proto, PrimitiveType
 _ELEMENT_TYPES = {
@@ -31,6 +32,25 @@ def shape_text(shape: Any) -> str:
     return f"{_ELEMENT_TYPES.get(shape.element_type, 'opaque')}[{sizes}]"
 
 
+def full_shape_text(shape: Any) -> str:
+    """A `ShapeProto` as HLO text writes it, with layouts: `bf16[1024,64]{1,0:T(8,128)(2,1)S(1)}`."""
+    if shape.element_type == _TUPLE:
+        return f"({', '.join(map(full_shape_text, shape.tuple_shapes))})"
+    return shape_text(shape) + (_layout_text(shape.layout) if shape.HasField("layout") else "")
+
+
+def _layout_text(layout: Any) -> str:
+    tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in layout.tiles)
+    parts = (
+        f"T{tiles}" if tiles else "",
+        f"L({layout.tail_padding_alignment_in_elements})" if layout.tail_padding_alignment_in_elements > 1 else "",
+        f"E({layout.element_size_in_bits})" if layout.element_size_in_bits else "",
+        f"S({layout.memory_space})" if layout.memory_space else "",
+    )
+    order, rest = ",".join(map(str, layout.minor_to_major)), "".join(parts)
+    return f"{{{order}:{rest}}}" if rest else f"{{{order}}}" if order else ""
+
+
 def without_layout(text: str) -> str:
     """A shape of HLO text, freed of layouts and comments.
 
@@ -38,7 +58,12 @@ def without_layout(text: str) -> str:
         >>> without_layout("(f32[8,128]{1,0:T(8,128)S(1)}, /*index=1*/u32[]{:S(2)})")
         '(f32[8,128], u32[])'
     """
-    return _LAYOUT.sub("", text)
+    return _LAYOUT.sub("", without_comments(text))
+
+
+def without_comments(text: str) -> str:
+    """A shape of HLO text, freed of comments such as `/*index=5*/`."""
+    return _COMMENT.sub("", text)
 
 
 @cache
