@@ -78,12 +78,13 @@ class Buffers:
     heap: HeapEvents  # without rows where the compiler recorded none, as in a live executable on CPU
 
 
-def buffers_of(assignment: Any, instruction_rows: Mapping[str, int]) -> Buffers:
+def buffers_of(assignment: Any, named: Mapping[str, int], numbered: Mapping[int, int]) -> Buffers:
     """The columns of a `BufferAssignmentProto`.
 
     Args:
         assignment: The message.
-        instruction_rows: Rows of the module's instructions by name.
+        named: Rows of the module's instructions by name, which events of the heap tell.
+        numbered: The same by id, which is all that some versions of XLA tell of a logical buffer.
 
     Raises:
         KeyError: An event or an assignment names a buffer that does not exist.
@@ -91,13 +92,16 @@ def buffers_of(assignment: Any, instruction_rows: Mapping[str, int]) -> Buffers:
     logical = list(assignment.logical_buffers)
     rows = {buffer.id: row for row, buffer in enumerate(logical)}
     return Buffers(
-        _values(logical, rows, assignment.buffer_allocations, instruction_rows),
+        _values(logical, rows, assignment.buffer_allocations, named, numbered),
         _allocations(assignment.buffer_allocations),
-        _heap(assignment.heap_simulator_traces, rows, instruction_rows),
+        _heap(assignment.heap_simulator_traces, rows, named),
     )
 
 
-def _values(logical: list[Any], rows: Mapping[int, int], allocations: Any, named: Mapping[str, int]) -> Values:
+def _values(
+    logical: list[Any], rows: Mapping[int, int], allocations: Any, named: Mapping[str, int], numbered: Mapping[int, int]
+) -> Values:
+    places = [buffer.defined_at for buffer in logical]
     allocation = np.full(len(logical), ABSENT, np.int32)
     offset = np.full(len(logical), ABSENT, np.int64)
     for number, one in enumerate(allocations):
@@ -106,8 +110,10 @@ def _values(logical: list[Any], rows: Mapping[int, int], allocations: Any, named
             allocation[row], offset[row] = number, assigned.offset
     return Values(
         np.array([buffer.size for buffer in logical], np.int64),
-        np.array([named.get(buffer.defined_at.instruction_name, ABSENT) for buffer in logical], np.int32),
-        tuple(tuple(buffer.defined_at.shape_index) for buffer in logical),
+        np.array(
+            [named.get(place.instruction_name, numbered.get(place.instruction_id, ABSENT)) for place in places], np.int32
+        ),
+        tuple(tuple(place.shape_index) for place in places),
         np.array([buffer.color for buffer in logical], np.int64),
         allocation,
         offset,

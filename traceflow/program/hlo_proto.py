@@ -108,7 +108,7 @@ def _module(proto: Any, program_id: int) -> HloModule:
         dimensions={row: tuple(i.dimensions) for row, i in enumerate(instructions) if i.dimensions},
         fusion_kind={row: i.fusion_kind for row, i in enumerate(instructions) if i.fusion_kind},
         custom_call_target={row: i.custom_call_target for row, i in enumerate(instructions) if i.custom_call_target},
-        buffers=_buffers(proto, instructions),
+        buffers=_buffers(proto, instructions, rows),
     )
 
 
@@ -151,10 +151,11 @@ def _convolution(instruction: Any) -> Convolution:
     )
 
 
-def _buffers(proto: Any, instructions: Sequence[Any]) -> Buffers | None:
+def _buffers(proto: Any, instructions: Sequence[Any], rows: _Rows) -> Buffers | None:
     if not proto.HasField("buffer_assignment"):
         return None
-    return buffers_of(proto.buffer_assignment, {instruction.name: row for row, instruction in enumerate(instructions)})
+    named = {instruction.name: row for row, instruction in enumerate(instructions)}
+    return buffers_of(proto.buffer_assignment, named, rows.instruction)
 
 
 def _texts(instructions: Sequence[Any], write: Callable[[Any], str]) -> tuple[str, ...]:
