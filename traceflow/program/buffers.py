@@ -111,7 +111,8 @@ def _values(
     return Values(
         np.array([buffer.size for buffer in logical], np.int64),
         np.array(
-            [named.get(place.instruction_name, numbered.get(place.instruction_id, ABSENT)) for place in places], np.int32
+            [named.get(place.instruction_name, numbered.get(place.instruction_id, ABSENT)) for place in places],
+            np.int32,
         ),
         tuple(tuple(place.shape_index) for place in places),
         np.array([buffer.color for buffer in logical], np.int64),
