@@ -58,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class SteadyState:
-    """Step time over the steps in which nothing was compiled, in ns.
+    """Step time over the steps that all ranks mark and in which nothing was compiled, in ns.
 
     A step lasts from its mark to the end of the work that it launched. Where the host runs ahead, steps overlap, and
     the time that one more step costs is the period: the median time from the start of a step to the next one's.
@@ -118,7 +118,8 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
     """Count what a capture holds and time its steps.
 
     A step's duration runs from its mark to the end of the work that it launched. returned <= ready <= fetched
-    are three different moments; the steady state leaves out steps in which something was compiled.
+    are three different moments; the steady state leaves out steps in which something was compiled, and those that
+    only some of the ranks with steps mark: on the others, the recording began or ended within them.
 
     Args:
         trace: The evidence.
@@ -137,7 +138,7 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
     if steady is not None and steady.period_ns is None:
         skipped.append(Skipped("/result/steady_state/period_ns", "no two steady steps follow one another"))
     if steady is None:
-        skipped.append(Skipped("/result/steady_state", "no step without compilation is marked"))
+        skipped.append(Skipped("/result/steady_state", "no step without compilation is marked on all ranks"))
     return Summary(
         ranks=tuple(rank.rank for rank in trace.ranks),
         devices=tuple(devices),
@@ -195,9 +196,9 @@ def _told(trace: Trace) -> list[_Told]:
 def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:
     """Per step the slowest rank counts."""
     slowest: dict[int, int] = {}
-    compiled = {step.step for step in steps if step.compiled}
+    disturbed = {step.step for step in steps if step.compiled} | _partial(steps)
     for step in steps:
-        if step.step not in compiled:
+        if step.step not in disturbed:
             slowest[step.step] = max(slowest.get(step.step, 0), step.duration_ns)
     if not slowest:
         return None
@@ -209,6 +210,15 @@ def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:
         int(durations.max()),
         _period_ns(steps, slowest),
     )
+
+
+def _partial(steps: tuple[Step, ...]) -> set[int]:
+    """Steps that are not marked on every rank that marks any."""
+    ranks: dict[int, set[int]] = {}
+    for step in steps:
+        ranks.setdefault(step.step, set()).add(step.rank)
+    everywhere = set().union(*ranks.values())
+    return {step for step, marked in ranks.items() if marked != everywhere}
 
 
 def _period_ns(steps: tuple[Step, ...], steady: Mapping[int, int]) -> int | None:

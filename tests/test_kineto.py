@@ -301,6 +301,22 @@ def test_what_is_no_event_is_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(("finished", "kept"), [(False, False), ("false", False), (True, True), ("true", True)])
+def test_a_step_is_marked_only_if_it_was_finished(tmp_path: Path, *, finished: bool | str, kept: bool) -> None:
+    events = [
+        span("cpu_op", "a", 5, 1, finished=False),
+        span("user_annotation", "ProfilerStep#1", 1, 2),
+        span("user_annotation", "stage", 4, 5, finished=False),
+        span("user_annotation", "ProfilerStep#2", 4, 9, finished=finished),
+    ]
+    trace = read_kineto(written(tmp_path, events))
+    assert trace.marks.step.tolist() == ([1, 2] if kept else [1])
+    assert [name for *_, name, _, _ in rows_of(trace)] == ["stage", "a"]
+    assert trace.tally.dropped.get("step annotation, cut by the end of the recording", 0) == (not kept)
+    assert [note.code for note in trace.tally.notes] == ([] if kept else ["TF311"])
+    assert trace.tally.verdict == "good"
+
+
 def test_a_thread_that_only_polls_does_no_work(tmp_path: Path) -> None:
     events = [
         span("cuda_runtime", "cudaEventQuery", 1, 1, tid=1),

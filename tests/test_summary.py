@@ -66,6 +66,35 @@ def test_of_several_ranks_the_slowest_counts(tmp_path: Path) -> None:
     assert steady.maximum_ns == 30_000
 
 
+def test_a_step_that_the_end_of_the_recording_cut_is_none(tmp_path: Path) -> None:
+    cards = [KinetoTrace(rank, 2) for rank in (0, 1)]
+    for card in cards:
+        for number in (1, 2, 3):
+            card.step(number, 100_000 * number, 100_000 * number + 50_000)
+            card.host("op", 100_000 * number, 100_000 * number + 10_000 * number)
+    cards[0].events[-2]["args"]["finished"] = False
+    run = opened(tmp_path, *cards)
+    answer = run.summary()
+    assert [(step.step, step.rank) for step in answer.steps] == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 1)]
+    steady = answer.steady_state
+    assert steady is not None
+    assert (steady.steps, steady.maximum_ns) == (2, 20_000)
+    (note,) = run.trace.tally.notes
+    assert (note.code, note.text) == ("TF311", "the recording ended within ProfilerStep#3, which counts as no step")
+    assert run.trace.tally.dropped["step annotation, cut by the end of the recording"] == 1
+    assert answer.event_count == 6  # its work stays
+
+
+def test_without_a_step_that_all_ranks_mark_there_is_no_steady_state(tmp_path: Path) -> None:
+    cards = [KinetoTrace(rank, 2) for rank in (0, 1)]
+    for card in cards:
+        card.step(card.rank, 0, 50_000)
+        card.host("op", 0, 20_000)
+    answer = opened(tmp_path, *cards).summary()
+    assert answer.steady_state is None
+    assert "/result/steady_state" in {skipped.what for skipped in answer.skipped}
+
+
 def test_a_trace_without_steps_says_so(tmp_path: Path) -> None:
     card = KinetoTrace()
     card.host("op", 0, 8_000)

@@ -250,6 +250,18 @@ _ALL = (
         "Report it with the output of the same command and --debug.",
     ),
 )
+    Code(
+        "TF311",
+        "step cut by the end of the recording",
+        "The profiler stopped within this step. Its work is there, but it counts as no step, since its end is not known.",
+        "Stop the profiler between two steps.",
+    ),
+    Code(
+        "TF312",
+        "steps put one after another",
+        "The steps of an operation table overlap in time, as they do where each is timed from its own start.",
+        "Nothing to do: steps are explained one by one. Only their distance from the start of the capture is not recorded.",
+    ),
 
 CODES: Mapping[str, Code] = MappingProxyType({entry.code: entry for entry in _ALL})
 """Every code by its name."""

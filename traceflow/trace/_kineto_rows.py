@@ -95,6 +95,7 @@ class Rows:
     collectives: Collectives
     flows: FlowEnds
     syncs: SyncRecords
+    unfinished: Int64  # rows of `spans` that the end of the recording cut
     texts: tuple[str, ...]  # the last is empty, so that code -1 has a text, too
     members: Mapping[str, Json]  # of the top-level object, without the events
     counts: Int64  # events by outcome
@@ -176,6 +177,7 @@ class _Collector:
         self._collectives: list[Collectives] = []
         self._flows: list[FlowEnds] = []
         self._syncs: list[SyncRecords] = []
+        self._unfinished: list[Int64] = []
         self._row_count = self._without_duration = 0
 
     def feed(self, buffer: NDArray[np.uint8], *, final: bool) -> int:
@@ -202,6 +204,7 @@ class _Collector:
             _stacked(self._collectives),
             _stacked(self._flows),
             _stacked(self._syncs),
+            np.concatenate(self._unfinished),
             self._texts.decoded(),
             self._members,
             self._counts,
@@ -245,6 +248,8 @@ class _Collector:
             )
         )
         self._take_collectives(events)
+        start, stop = self._places[events, k.FINISHED].T
+        self._unfinished.append(self._row_count + np.flatnonzero(stop - start == len("false")))  # "true" is shorter
         self._row_count += len(events)
 
     def _take_collectives(self, events: Int64) -> None:

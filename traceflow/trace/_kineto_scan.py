@@ -31,7 +31,7 @@ Int8 = NDArray[np.int8]
 (PH, CATEGORY, NAME, PID, TID, TS, DUR, ID, ARGS) = range(1, 10)
 (CORRELATION, EXTERNAL, STREAM, DEVICE, COLLECTIVE, DTYPE, NELEMS, IN_SPLITS, OUT_SPLITS) = range(10, 19)
 (GROUP_NAME, GROUP_RANKS, GROUP_SIZE, SEQUENCE, ROOT, SOURCE, DESTINATION) = range(19, 26)
-(SYNC, AWAITED_STREAM, RECORD_CORRELATION, FIELDS) = range(26, 30)
+(SYNC, AWAITED_STREAM, RECORD_CORRELATION, FINISHED, FIELDS) = range(26, 31)
 
 # What becomes of an event: up to UNKNOWN a span of time, then records of their own kind, then nothing.
 (OPERATOR, ANNOTATION, PYTHON, RUNTIME, KERNEL, MEMORY, QUEUE, UNKNOWN, SYNC_RECORD, DATA_FLOW) = range(40, 50)
@@ -48,7 +48,7 @@ _WORDS = {
     **_words("ph|cat|name|pid|tid|ts|dur|id|args|correlation|External id|stream|device", PH),
     **_words("Collective name|dtype|In msg nelems|In split size|Out split size", COLLECTIVE),
     **_words("Process Group Name|Process Group Ranks|Group size|Seq|Rank|Src Rank|Dst Rank", GROUP_NAME),
-    **_words("cuda_sync_kind|wait_on_stream|wait_on_cuda_event_record_corr_id", SYNC),
+    **_words("cuda_sync_kind|wait_on_stream|wait_on_cuda_event_record_corr_id|finished", SYNC),
     "external id": EXTERNAL,
     "Process Group ID": GROUP_NAME,
     # Capitalised: as exporters wrote them before 2022.

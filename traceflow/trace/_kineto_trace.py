@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from traceflow.result import Json, Tally
+from traceflow.result import Json, Note, Tally
 from traceflow.trace import _kineto_scan as k
 from traceflow.trace._kineto_communications import Described, describe
 from traceflow.trace._kineto_rows import Rows
@@ -57,10 +57,11 @@ _LATER_THAN_2001_NS = 10**18  # since 1970; what counts from a base of its own i
 _SYNC_KINDS = ("Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync")  # in the order of `SyncKind`
 
 # Why a span of time is no event; everything from 0 on is a `Kind`.
-(_STEP_MARK, _POLL, _QUEUE_RECORD, _NOWHERE, _UNKNOWN) = range(-5, 0)
+(_CUT_MARK, _STEP_MARK, _POLL, _QUEUE_RECORD, _NOWHERE, _UNKNOWN) = range(-6, 0)
 
 _DROPPED = {
     _STEP_MARK: "step annotation, kept as a mark",
+    _CUT_MARK: "step annotation, cut by the end of the recording",
     _POLL: "polling",
     _QUEUE_RECORD: "event record or wait of a device queue",
     _NOWHERE: "neither thread nor stream",
@@ -192,6 +193,7 @@ def _by_name(texts: tuple[str, ...], name: Int32, meaning: Callable[[str], int])
     number, distinct = _numbered(name)
     return np.array([meaning(texts[code]) for code in distinct], np.int8)[number] if len(name) else np.empty(0, np.int8)
 
+    kind[rows.unfinished[kind[rows.unfinished] == _STEP_MARK]] = _CUT_MARK
 
 def _kind_of_operator(name: str) -> int:
     return _STEP_MARK if _STEP.match(name) else Kind.HOST
@@ -320,7 +322,12 @@ def _tally(rows: Rows, kind: Int8) -> Tally:
         "synchronisation record not understood": unordered,
     }
     dropped = {reason: count for reason, count in sorted(dropped.items()) if count}
-    return Tally(int(rows.counts.sum()), int((kind >= 0).sum()), {}, dropped)
+    return Tally(int(rows.counts.sum()), int((kind >= 0).sum()), {}, dropped, _cut_steps(rows, kind))
+
+
+def _cut_steps(rows: Rows, kind: Int8) -> tuple[Note, ...]:
+    names = sorted({rows.texts[code] for code in rows.spans.name[kind == _CUT_MARK]})
+    return (Note("TF311", f"the recording ended within {', '.join(names)}, which counts as no step"),) if names else ()
 
 
 def _metadata(members: Mapping[str, Json]) -> Mapping[str, str]:
