@@ -11,6 +11,7 @@ import numpy as np
 from traceflow.analyzers.changes import Drop, Scale, apply
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.matching import SENDS, Unmatched
+from traceflow.analyzers.unrecognised import unrecognised
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.intervals import Intervals, union
@@ -237,7 +238,7 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         collectives=collectives,
         messages=messages,
         unmatched=unmatched,
-        findings=_findings(participants),
+        findings=(*_findings(participants), *unrecognised(trace, found, window)),
         skipped=_skipped(unmatched, participants, collectives),
         notes=found.notes,
     )

@@ -181,6 +181,14 @@ _ALL = (
         "The trace does not tell what some work waited for, so that a what-if cannot be exact.",
         "Record all ranks, and synchronisation events where the profiler offers them.",
     ),
+    Code(
+        "TF210",
+        "communication that is not recognised",
+        "Kernels that no table knows bear the name of a collective; or they fill a stream beside the one that computes, "
+        "and their names or the operators that launched them speak of communication. They count as computation.",
+        "If they communicate, name them: --communication REGEX, communication in [tool.traceflow] of pyproject.toml, or "
+        "tf.open(..., communication=[...]).",
+    ),
     # TF3xx, quality of the evidence
     Code(
         "TF301",
@@ -242,14 +250,6 @@ _ALL = (
         "gloo writes no process group into its trace, and the flight recorder's dump does not tell that of these calls.",
         "Record fewer steps, or set TORCH_FR_BUFFER_SIZE to more than the collectives of the recording.",
     ),
-    # TF9xx, traceflow itself
-    Code(
-        "TF900",
-        "a bug in traceflow",
-        "Something happened that traceflow did not foresee. The input may be unusual, but the message should have said so.",
-        "Report it with the output of the same command and --debug.",
-    ),
-)
     Code(
         "TF311",
         "step cut by the end of the recording",
@@ -262,6 +262,14 @@ _ALL = (
         "The steps of an operation table overlap in time, as they do where each is timed from its own start.",
         "Nothing to do: steps are explained one by one. Only their distance from the start of the capture is not recorded.",
     ),
+    # TF9xx, traceflow itself
+    Code(
+        "TF900",
+        "a bug in traceflow",
+        "Something happened that traceflow did not foresee. The input may be unusual, but the message should have said so.",
+        "Report it with the output of the same command and --debug.",
+    ),
+)
 
 CODES: Mapping[str, Code] = MappingProxyType({entry.code: entry for entry in _ALL})
 """Every code by its name."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from glob import has_magic
 from pathlib import Path
 from typing import NoReturn
@@ -16,6 +17,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace.canonical import merge
+from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.model import Trace
@@ -43,7 +45,7 @@ class _Format(Enum):
     CHROME = "trace-event JSON"
 
 
-def read(path: Path | str) -> Evidence:
+def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     """Read one trace, or the traces of several ranks as one.
 
     A folder is searched with all folders in it; what is no trace is passed over, and so is the JSON that the JAX
@@ -59,16 +61,16 @@ def read(path: Path | str) -> Evidence:
     Raises:
         TraceflowError: TF101 where nothing exists or may not be read, TF102 for an empty file, TF103 or TF105 for a
             damaged one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107
-            for another format, TF108 when two files claim one rank.
+            for another format, TF108 when two files claim one rank, TF112 for what is no regular expression.
     """
-    given = Path(path)
+    given, read_one = Path(path), partial(_read_one, communication=usable(communication))
     try:
         if given.is_file():
-            return _working(_read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
+            return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         traces = _traces(given, _found(given))
         _check_one_recording(traces)
         files, forms = zip(*traces, strict=True)
-        return _working(_merged(list(zip(files, map(_read_one, files, forms, file_ranks(files)), strict=True))))
+        return _working(_merged(list(zip(files, map(read_one, files, forms, file_ranks(files)), strict=True))))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
@@ -129,19 +131,19 @@ def _same_rank(one: Path, other: Path, why: str, hint: str) -> TraceflowError:
     return TraceflowError("TF108", f"cannot read {one} and {other} together", why, hint)
 
 
-def _read_one(file: Path, form: _Format, rank: int) -> Evidence:
+def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str, ...]) -> Evidence:
     if form is _Format.XSPACE:
         from traceflow.trace.xspace import read_xspace
 
-        return read_xspace(file, rank=rank)
+        return read_xspace(file, rank=rank, communication=communication)
     if form is _Format.CHROME:
         from traceflow.trace.chrome import read_chrome
 
-        return read_chrome(file, rank=rank)
+        return read_chrome(file, rank=rank, communication=communication)
     from traceflow.trace.flight_recorder import with_recording_beside
     from traceflow.trace.kineto import read_kineto
 
-    return Evidence(with_recording_beside(read_kineto(file), file), {})
+    return Evidence(with_recording_beside(read_kineto(file, communication=communication), file), {})
 
 
 def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:

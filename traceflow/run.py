@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -132,8 +132,10 @@ def open_run(source: str | Path) -> Run:
         source: What to read.
 
     Raises:
-        TraceflowError: TF101 to TF108 where it cannot be read.
+        TraceflowError: TF101 to TF108 where it cannot be read, TF112 for what is no regular expression.
     """
     from traceflow.evidence import read
 
-    return Run(read(source), (str(source),))
+    return Run(read(source, communication=communication), (str(source),))
+        communication: Regular expressions for kernels that communicate, besides those of the libraries that are
+            known, such as ``("^my_all_gather", "my_lib::put")``.

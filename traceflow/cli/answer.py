@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from traceflow.cli import output
-from traceflow.cli.options import AnswerOptions, Format, Options
+from traceflow.cli.options import AnswerOptions, Format, Options, ReadOptions
 from traceflow.cli.progress import working
+from traceflow.cli.project import project_communication
 
 if TYPE_CHECKING:
     from traceflow.result import Json, Result
@@ -15,11 +16,16 @@ if TYPE_CHECKING:
 
 
 def opened(source: str, options: Options) -> Run:
-    """Read an input and find its dependencies, which every verb needs."""
+    """Read an input and find its dependencies, which every verb needs.
+
+    Raises:
+        TraceflowError: when the input cannot be read, TF112 when a pattern or the project's settings cannot be used.
+    """
     from traceflow.run import open_run
 
+    asked = (options.communication or []) if isinstance(options, ReadOptions) else []
     with working(f"reading {source}", options):
-        run = open_run(source)
+        run = open_run(source, communication=[*project_communication(), *asked])
     with working("finding dependencies", options):
         run.dependencies  # noqa: B018  # found when first asked for
     return run

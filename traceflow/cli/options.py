@@ -43,7 +43,17 @@ class Options:
 
 
 @dataclass(frozen=True)
-class AnswerOptions(Options):
+class ReadOptions(Options):
+    """What a verb that reads an input can be told."""
+
+    communication: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX", help="Kernels that communicate, besides those that are known. Repeatable."),
+    ] = None
+
+
+@dataclass(frozen=True)
+class AnswerOptions(ReadOptions):
     """What a verb that prints a result can be told."""
 
     format: Annotated[Format, typer.Option(help="Text to read, or JSON for scripts.")] = Format.TEXT

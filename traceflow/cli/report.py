@@ -7,13 +7,15 @@ from pathlib import Path
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
-from traceflow.cli.options import Force, Options, Output, Source, Step
+from traceflow.cli.options import Force, Output, ReadOptions, Source, Step
 from traceflow.cli.progress import working
 
 _SUFFIXES = re.compile(r"(\.(gz|json|pb|pt|trace|xplane))+$")
 
 
-def report(options: Options, source: Source, step: Step = None, output: Output = None, force: Force = False) -> None:
+def report(
+    options: ReadOptions, source: Source, step: Step = None, output: Output = None, force: Force = False
+) -> None:
     """Write one HTML file that opens without a network."""
     from traceflow.report.html import render_report
 

@@ -43,7 +43,7 @@ class Described:
     groups: tuple[Group, ...]
 
 
-def describe(rows: Rows, events: Int64, lane: Int64, rank: int) -> Described:
+def describe(rows: Rows, events: Int64, lane: Int64, rank: int, communication: tuple[str, ...] = ()) -> Described:
     """Put together what is known of communication events.
 
     The arguments of the event itself come first, then those of the operator that it is linked to by
@@ -54,11 +54,12 @@ def describe(rows: Rows, events: Int64, lane: Int64, rank: int) -> Described:
         events: Rows of `rows.spans` that communicate.
         lane: Per row of `rows.spans`, the number of its thread or stream.
         rank: This rank, which sends what is sent and receives what is received.
+        communication: Patterns of the user, as for `recognise`.
     """
     said = _arguments(rows, events, lane)
     texts = rows.texts
     operation = [
-        texts[code] or _operation(texts[name])
+        texts[code] or _operation(texts[name], communication)
         for code, name in zip(said.operation, rows.spans.name[events], strict=True)
     ]
     group, groups = _groups(said, rows)
@@ -77,8 +78,8 @@ def describe(rows: Rows, events: Int64, lane: Int64, rank: int) -> Described:
     )
 
 
-def _operation(name: str) -> str:
-    known = recognise(name)
+def _operation(name: str, communication: tuple[str, ...]) -> str:
+    known = recognise(name, communication)
     return known[1] if known else "unknown"
 
 

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -60,8 +61,8 @@ _SYNC_KINDS = ("Stream Wait Event", "Event Sync", "Stream Sync", "Context Sync")
 (_CUT_MARK, _STEP_MARK, _POLL, _QUEUE_RECORD, _NOWHERE, _UNKNOWN) = range(-6, 0)
 
 _DROPPED = {
-    _STEP_MARK: "step annotation, kept as a mark",
     _CUT_MARK: "step annotation, cut by the end of the recording",
+    _STEP_MARK: "step annotation, kept as a mark",
     _POLL: "polling",
     _QUEUE_RECORD: "event record or wait of a device queue",
     _NOWHERE: "neither thread nor stream",
@@ -80,16 +81,22 @@ _PASSED_OVER = {
 }
 
 
-def trace_of(rows: Rows, rank: Rank) -> Trace:
-    """The canonical trace of one file; its tally counts every event that was read."""
+def trace_of(rows: Rows, rank: Rank, communication: tuple[str, ...] = ()) -> Trace:
+    """The canonical trace of one file; its tally counts every event that was read.
+
+    Args:
+        rows: The file.
+        rank: Whose it is.
+        communication: Patterns for more kernels that communicate, as for `recognise`.
+    """
     lane, flow_lane, lanes = _lanes(rows, rank.rank)
-    kind = _kinds(rows, lane)
+    kind = _kinds(rows, lane, communication)
     kept, marked = np.flatnonzero(kind >= 0), np.flatnonzero(kind == _STEP_MARK)
     spans = rows.spans
     starts = np.concatenate((spans.start_ns[kept], spans.start_ns[marked]))
     first_ns = int(starts.min()) if len(starts) else 0
     talks = np.flatnonzero(kind[kept] == Kind.COMMUNICATION)
-    told = describe(rows, kept[talks], lane, rank.rank)
+    told = describe(rows, kept[talks], lane, rank.rank, communication)
     strings, name = _strings(rows, kept, told)
     on_device = (spans.category[kept] >= k.RUNTIME) & (spans.correlation[kept] > 0)
     trace = Trace(
@@ -174,13 +181,14 @@ def _lane_table(keys: list[tuple[bool, int, int]], rank: int) -> Lanes:
     )
 
 
-def _kinds(rows: Rows, lane: Int64) -> Int8:
+def _kinds(rows: Rows, lane: Int64, communication: tuple[str, ...]) -> Int8:
     """Per span its `Kind`, or why it is none."""
     spans, collectives = rows.spans, rows.collectives
     kind = np.full(len(lane), Kind.HOST, np.int8)
     kind[spans.category == k.MEMORY] = Kind.COPY
     kind[spans.category == k.UNKNOWN] = _UNKNOWN
-    for category, meaning in _MEANINGS.items():
+    meanings: dict[int, Callable[[str], int]] = {**_MEANINGS, k.KERNEL: partial(_kind_of_kernel, communication)}
+    for category, meaning in meanings.items():
         of = np.flatnonzero(spans.category == category)
         kind[of] = _by_name(rows.texts, spans.name[of], meaning)
     named = collectives.row[[bool(rows.texts[code]) for code in collectives.operation]]
@@ -211,8 +219,8 @@ def _kind_of_call(name: str) -> int:
     return Kind.WAIT if WAITS.match(name) else _POLL if _POLLS.match(name) else Kind.CALL
 
 
-def _kind_of_kernel(name: str) -> int:
-    return Kind.COMMUNICATION if recognise(name) else Kind.COMPUTE
+def _kind_of_kernel(communication: tuple[str, ...], name: str) -> int:
+    return Kind.COMMUNICATION if recognise(name, communication) else Kind.COMPUTE
 
 
 def _kind_in_queue(name: str) -> int:
@@ -224,7 +232,6 @@ _MEANINGS: Mapping[int, Callable[[str], int]] = {
     k.ANNOTATION: _kind_of_annotation,
     k.PYTHON: _kind_of_python,
     k.RUNTIME: _kind_of_call,
-    k.KERNEL: _kind_of_kernel,
     k.QUEUE: _kind_in_queue,
 }
 

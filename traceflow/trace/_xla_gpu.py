@@ -20,7 +20,9 @@ _STREAM = re.compile(r"Stream #(\d{1,18})")
 _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
 
 
-def gpu_chunks(plane: Plane, device: int, programs: Programs, count: Count) -> list[Chunk]:
+def gpu_chunks(
+    plane: Plane, device: int, programs: Programs, count: Count, communication: tuple[str, ...] = ()
+) -> list[Chunk]:
     """Kernels and copies by stream. All other lines of the plane show the same work again.
 
     Where the trace does not number the executions of a program, they are told apart by order of launch: a new run
@@ -31,16 +33,17 @@ def gpu_chunks(plane: Plane, device: int, programs: Programs, count: Count) -> l
     for line in plane.lines:
         stream = _STREAM.match(line.name)
         if stream:
-            chunks.append(_stream_chunk(line, LaneKey(device, LaneKind.STREAM, int(stream[1]), line.name)))
+            lane = LaneKey(device, LaneKind.STREAM, int(stream[1]), line.name)
+            chunks.append(_stream_chunk(line, lane, communication))
         else:
             count.drop(DERIVED_LINE, len(line))
     return _with_runs(chunks, programs)
 
 
-def _stream_chunk(line: Line, lane: LaneKey) -> Chunk:
+def _stream_chunk(line: Line, lane: LaneKey, communication: tuple[str, ...]) -> Chunk:
     chunk = Chunk.of(line, np.arange(len(line)), lane)
     rows = np.array([row for row, stats in enumerate(line.stats) if "hlo_op" in stats], np.int64)
-    kind = np.array([_kind(name) for name in line.names], np.int8)
+    kind = np.array([_kind(name, communication) for name in line.names], np.int8)
     kind[np.setdiff1d(np.flatnonzero(kind == ABSENT), rows)] = Kind.COMPUTE
     described = [line.stats[row] for row in rows]
     program = np.array([program_of(stats) for stats in described], np.int64)
@@ -50,11 +53,11 @@ def _stream_chunk(line: Line, lane: LaneKey) -> Chunk:
 
 
 @cache
-def _kind(name: str) -> int:
+def _kind(name: str, communication: tuple[str, ...]) -> int:
     """What the name of a kernel tells; ABSENT where its instruction has to."""
     if _COPIES.match(name):
         return Kind.COPY
-    return Kind.COMMUNICATION if recognise(name) else ABSENT
+    return Kind.COMMUNICATION if recognise(name, communication) else ABSENT
 
 
 def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:

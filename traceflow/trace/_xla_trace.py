@@ -78,7 +78,9 @@ class _Instructions(dict[tuple[int, str], tuple[int, Kind]]):
         return self._rows[program]
 
 
-def xla_trace(planes: Iterable[Plane], programs: Programs, about: About, count: Count) -> tuple[Trace, Programs]:
+def xla_trace(
+    planes: Iterable[Plane], programs: Programs, about: About, count: Count, communication: tuple[str, ...] = ()
+) -> tuple[Trace, Programs]:
     """Interpret the planes of one process.
 
     Args:
@@ -86,20 +88,23 @@ def xla_trace(planes: Iterable[Plane], programs: Programs, about: About, count: 
         programs: Modules that came with the trace.
         about: What the file says of the whole.
         count: What was read and left out so far; what is left out here is added.
+        communication: Patterns for more kernels that communicate, as for `recognise`.
 
     Returns:
         The canonical trace; the programs, and those besides that only the operations' own texts describe.
     """
     content = _Content()
     for plane in planes:
-        _read_plane(plane, programs, content, count)
+        _read_plane(plane, programs, content, count, communication)
     programs = {**_xla_tpu.text_programs(content.tpus), **programs}
     return _assembled(content, programs, about, count), programs
 
 
-def _read_plane(plane: Plane, programs: Programs, content: _Content, count: Count) -> None:
+def _read_plane(
+    plane: Plane, programs: Programs, content: _Content, count: Count, communication: tuple[str, ...]
+) -> None:
     if match := _xla_gpu.PLANE.match(plane.name):
-        content.chunks += _xla_gpu.gpu_chunks(plane, int(match[1]), programs, count)
+        content.chunks += _xla_gpu.gpu_chunks(plane, int(match[1]), programs, count, communication)
     elif match := _xla_tpu.PLANE.match(plane.name):
         content.tpus.append(_xla_tpu.tpu_plane(plane, int(match[1]), count))
         content.chunks += content.tpus[-1].chunks

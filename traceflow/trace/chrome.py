@@ -28,12 +28,13 @@ _Event: TypeAlias = Mapping[str, Any]
 _Place: TypeAlias = tuple[object, object, object]
 
 
-def read_chrome(path: Path, *, rank: int = 0) -> Evidence:
+def read_chrome(path: Path, *, rank: int = 0, communication: tuple[str, ...] = ()) -> Evidence:
     """Read one trace-event JSON file, compressed or not.
 
     Args:
         path: The file.
         rank: The process that recorded it; the file does not say.
+        communication: Patterns for more kernels that communicate, as for `recognise`.
 
     Returns:
         Its trace, and the programs that the texts of TPU operations describe. Absolute time is not recorded.
@@ -45,7 +46,7 @@ def read_chrome(path: Path, *, rank: int = 0) -> Evidence:
     events = _events(path)
     count = Count()
     about = About(Rank(rank, path.name.partition(".")[0], None, path.name), None, "chrome", {})
-    trace, programs = xla_trace(_planes(events, count), {}, about, count)
+    trace, programs = xla_trace(_planes(events, count), {}, about, count, communication)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)

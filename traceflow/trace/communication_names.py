@@ -1,14 +1,21 @@
-"""Which kernels communicate, by their names: one table that grows as libraries do.
+"""Which kernels communicate, by their names: one table that grows as libraries do, and patterns that users add.
 
 A pattern is looked for where a word starts, so that `oneccl` is none of NCCL's and ROCm's copy kernel
 `__amd_rocclr_copyBuffer` is none of RCCL's. The first pattern that is found decides. An operation is spelled
 as PyTorch spells it in the arguments of a collective; it is `unknown` where the name does not tell.
+
+Names that no pattern knows may still hint at communication. A hint makes nothing communicate: it is told to the user,
+who knows what the kernel does.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from enum import Enum
 from functools import cache
+
+from traceflow.errors import TraceflowError
 
 _NCCL = r"ncclSym\w*Kernel_|nccl(?:Dev)?Kernel_|nccl(?=[A-Z]\w*Kernel)|rccl(?:Dev)?Kernel_|rccl_"
 _DEEP_EP = r"(?:deep_ep|nccl_ep|uccl|mori|primus_turbo)::(?:\w+::)*|(?:::ep::)?(?:intranode|internode|internode_ll|hybrid_ep)::"
@@ -69,24 +76,101 @@ TABLE: tuple[tuple[str, str, str], ...] = (
 )
 """What a kernel's or annotation's name says: pattern, library, operation; the first that is found."""
 
+_OPERATIONS = (
+    (r"all_?reduce", "allreduce"),
+    (r"all_?gather", "allgather"),
+    (r"reduce_?scatter", "reduce_scatter"),
+    (r"all_?(?:to|2)_?all|a2a", "all_to_all"),
+    (r"broadcast", "broadcast"),
+    (r"barrier", "barrier"),
+    (r"dispatch", "dispatch"),
+    (r"combine", "combine"),
+    (r"put|get|send|recv", "send_recv"),
+)
+"""What the name of a kernel that users call communication tells of its operation."""
+
+_COLLECTIVE = re.compile(r"(?i)all_?reduce|all_?gather|reduce_?scatter|all_?(?:to|2)_?all")
+_TRANSFER = re.compile(
+    r"(?:(?<![A-Za-z])|(?<=[a-z])(?=[A-Z]))(?i:comm|dispatch|combine|a2a|put|get|send|recv|sendrecv|p2p|rdma)(?![a-z])"
+)
+_COMPUTES = re.compile(
+    r"(?:void )?(?:at|cub|thrust|rocprim|cutlass|ck|cask\w*|cudnn|fbgemm_gpu)::|triton_|(?i:.*fusion)"
+)
+_ARGUMENTS = re.compile(r"\(anonymous namespace\)::|[<(].*", re.DOTALL)
+
 # A digit may stand before a name: mangled names carry lengths.
 _WORD_START = r"(?<![A-Za-z_])"
 
 
-def recognise(name: str) -> tuple[str, str] | None:
+class Hint(Enum):
+    """How much the name of a kernel that nothing recognises says of communication."""
+
+    COLLECTIVE = "names a collective"
+    TRANSFER = "has a word for moving data between devices"
+
+
+def recognise(name: str, also: tuple[str, ...] = ()) -> tuple[str, str] | None:
     """Library and operation of a communication kernel or annotation, None for anything else.
 
     Args:
         name: As the trace has it, with or without template arguments and parameters.
+        also: Regular expressions of the user for more kernels that communicate, looked for anywhere in a name. What
+            they find is of the library `user`; words in the name, such as all_gather, tell the operation.
 
     Example:
         >>> recognise("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)")
         ('nccl', 'allreduce')
         >>> recognise("__amd_rocclr_copyBuffer")
+        >>> recognise("my_all_gather_kernel", also=("^my_all_",))
+        ('user', 'allgather')
     """
-    if _any_pattern().search(name) is None:
+    if _any_pattern().search(name) is not None:
+        return next((library, operation) for pattern, library, operation in _compiled() if pattern.search(name))
+    return ("user", _operation(name)) if any(pattern.search(name) for pattern in _users(also)) else None
+
+
+def usable(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Patterns of the user as `recognise` takes them.
+
+    Raises:
+        TraceflowError: TF112 for one that is no regular expression.
+    """
+    given = tuple(patterns)
+    try:
+        _users(given)
+    except re.error as error:
+        what = f"cannot look for communication by {error.pattern!r}"
+        raise TraceflowError("TF112", what, str(error), "give a regular expression") from error
+    return given
+
+
+def hint(name: str) -> Hint | None:
+    """What the name of a kernel says of communication that no pattern recognises; None where it says nothing.
+
+    Only the function's own name counts, without template arguments and parameters. Libraries that compute, such as
+    ATen, and what compilers fuse use the same words for other things.
+
+    Example:
+        >>> hint("void my_lib::moe_a2a_put<float>(float*)")
+        <Hint.TRANSFER: 'has a word for moving data between devices'>
+        >>> hint("void at::native::index_put_kernel<float>(float*)")
+    """
+    if _COMPUTES.match(name):
         return None
-    return next((library, operation) for pattern, library, operation in _compiled() if pattern.search(name))
+    own = _ARGUMENTS.sub("", name)
+    if _COLLECTIVE.search(own):
+        return Hint.COLLECTIVE
+    return Hint.TRANSFER if _TRANSFER.search(own) else None
+
+
+def _operation(name: str) -> str:
+    words = (operation for pattern, operation in _OPERATIONS if re.search(pattern, name, re.IGNORECASE))
+    return next(words, "unknown")
+
+
+@cache
+def _users(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
+    return tuple(re.compile(pattern) for pattern in patterns)
 
 
 @cache

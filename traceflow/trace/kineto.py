@@ -37,7 +37,7 @@ def looks_like_kineto(head: bytes) -> bool:
     return b'"highres-ticks"' not in head and _KINETO_KEY.search(head) is not None
 
 
-def read_kineto(path: Path) -> Trace:
+def read_kineto(path: Path, *, communication: tuple[str, ...] = ()) -> Trace:
     """Read the trace of one rank, in memory that grows with the number of events and not with the file.
 
     Operators, annotations and Python functions become host events, calls into the device runtime become calls
@@ -49,6 +49,7 @@ def read_kineto(path: Path) -> Trace:
 
     Args:
         path: A `.json` or `.json.gz` file: an object with `traceEvents`, or a bare list of events.
+        communication: Patterns for more kernels that communicate, as for `recognise`.
 
     Returns:
         The canonical trace. The rank is that of `distributedInfo`, else of the file name, else 0 with a note.
@@ -68,7 +69,7 @@ def read_kineto(path: Path) -> Trace:
     rank, notes = _rank(rows, path)
     if rows.compression or not (rows.is_complete or rows.is_open_list):
         raise _refusal(rows, path)
-    trace = trace_of(rows, rank)
+    trace = trace_of(rows, rank, communication)
     if not len(trace.events):
         raise _refusal(rows, path)
     return replace(trace, tally=trace.tally + Tally(notes=(*notes, *_damage(rows))))

@@ -50,12 +50,13 @@ _WANTED = frozenset(
 )  # fmt: skip
 
 
-def read_xspace(path: Path, *, rank: int = 0) -> Evidence:
+def read_xspace(path: Path, *, rank: int = 0, communication: tuple[str, ...] = ()) -> Evidence:
     """Read one XSpace file.
 
     Args:
         path: The file.
         rank: The process that recorded it; an XSpace does not say.
+        communication: Patterns for more kernels that communicate, as for `recognise`.
 
     Returns:
         Its trace, whose participants are (rank, device), and the compiled programs that came with it.
@@ -71,7 +72,7 @@ def read_xspace(path: Path, *, rank: int = 0) -> Evidence:
         raise TraceflowError(error.code, f"cannot read {path}", why, error.hint) from error
     count = Count()
     planes = (Plane(plane.name, _lines(plane, count)) for plane in space.planes if plane.lines)
-    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count)
+    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count, communication)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)
