@@ -125,11 +125,13 @@ class Run:
         return write_report(self, Path(path), step=step, force=force)
 
 
-def open_run(source: str | Path) -> Run:
+def open_run(source: str | Path, *, communication: Iterable[str] = ()) -> Run:
     """Open a capture, a folder of traces, one trace file, or a glob; formats are told apart by content.
 
     Args:
         source: What to read.
+        communication: Regular expressions for kernels that communicate, besides those of the libraries that are
+            known, such as ``("^my_all_gather", "my_lib::put")``.
 
     Raises:
         TraceflowError: TF101 to TF108 where it cannot be read, TF112 for what is no regular expression.
@@ -137,5 +139,3 @@ def open_run(source: str | Path) -> Run:
     from traceflow.evidence import read
 
     return Run(read(source, communication=communication), (str(source),))
-        communication: Regular expressions for kernels that communicate, besides those of the libraries that are
-            known, such as ``("^my_all_gather", "my_lib::put")``.

@@ -193,6 +193,7 @@ def _kinds(rows: Rows, lane: Int64, communication: tuple[str, ...]) -> Int8:
         kind[of] = _by_name(rows.texts, spans.name[of], meaning)
     named = collectives.row[[bool(rows.texts[code]) for code in collectives.operation]]
     kind[named[spans.category[named] == k.KERNEL]] = Kind.COMMUNICATION
+    kind[rows.unfinished[kind[rows.unfinished] == _STEP_MARK]] = _CUT_MARK
     kind[lane < 0] = np.where(kind[lane < 0] == _UNKNOWN, _UNKNOWN, _NOWHERE)
     return _without_idle_polls(kind, lane)
 
@@ -201,7 +202,6 @@ def _by_name(texts: tuple[str, ...], name: Int32, meaning: Callable[[str], int])
     number, distinct = _numbered(name)
     return np.array([meaning(texts[code]) for code in distinct], np.int8)[number] if len(name) else np.empty(0, np.int8)
 
-    kind[rows.unfinished[kind[rows.unfinished] == _STEP_MARK]] = _CUT_MARK
 
 def _kind_of_operator(name: str) -> int:
     return _STEP_MARK if _STEP.match(name) else Kind.HOST
