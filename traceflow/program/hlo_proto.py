@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from itertools import accumulate
-from typing import Any
+from itertools import accumulate, chain
+from operator import attrgetter
+from typing import Any, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
 
 from traceflow.errors import TraceflowError
+from traceflow.program.backend_config import contraction, trip_count
 from traceflow.program.buffers import Buffers, buffers_of
-from traceflow.program.module import Convolution, Dot, HloModule, WindowDimension
+from traceflow.program.frames import read_frames, user_places
+from traceflow.program.module import COLLECTIVES, Convolution, Dot, Frame, HloModule, WindowDimension, base_opcode
 from traceflow.program.replica_groups import Groups, groups_of
 from traceflow.program.schema import message
 from traceflow.program.shape import full_shape_text, shape_bytes, shape_text
 from traceflow.trace.model import ABSENT, Int32, Int64
 
-_TRIP_COUNT = re.compile(rb'"known_trip_count"\s*:\s*\{\s*"n"\s*:\s*"(\d+)"')
-# Frames of the framework between the user's line and XLA.
-_FRAMEWORK = re.compile(r"/jax/_src/|/jaxlib/|/jax/interpreters/")
+_Identifier = TypeVar("_Identifier", int, str)
+_ID, _NAME = attrgetter("id"), attrgetter("name")
 
 
 def read_hlo_proto(content: bytes, program_id: int | None = None) -> HloModule:
@@ -52,31 +54,25 @@ class _Rows:
     instruction: Mapping[int, int]
     computation: Mapping[int, int]
 
-    def csr(self, references: Iterable[Sequence[int]], rows: Mapping[int, int]) -> tuple[Int64, Int32]:
-        """Offsets and rows of a list of ids per instruction."""
-        lists = list(references)
-        offsets = np.fromiter(accumulate(map(len, lists), initial=0), np.int64, len(lists) + 1)
-        return offsets, np.fromiter((rows[i] for ids in lists for i in ids), np.int32, int(offsets[-1]))
-
 
 def _module(proto: Any, program_id: int) -> HloModule:
     module = proto.hlo_module
     computations = list(module.computations)
     instructions = [i for computation in computations for i in computation.instructions]
-    rows = _Rows(
-        {instruction.id: row for row, instruction in enumerate(instructions)},
-        {computation.id: row for row, computation in enumerate(computations)},
-    )
-    opcodes = tuple(instruction.opcode for instruction in instructions)
-    shapes = _texts(instructions, shape_text)
-    operand_offsets, operands = rows.csr((i.operand_ids for i in instructions), rows.instruction)
-    control_offsets, controls = rows.csr((i.control_predecessor_ids for i in instructions), rows.instruction)
-    called_offsets, called = rows.csr((i.called_computation_ids for i in instructions), rows.computation)
-    devices = _devices(module)
+    rows = _Rows(_rows_of(map(_ID, instructions)), _rows_of(map(_ID, computations)))
+    opcodes = tuple(map(attrgetter("opcode"), instructions))
+    shapes, full_shapes = _shapes(instructions)
+    operand_offsets, operands = _csr(map(attrgetter("operand_ids"), instructions), rows.instruction)
+    control_offsets, controls = _csr(map(attrgetter("control_predecessor_ids"), instructions), rows.instruction)
+    called_offsets, called = _csr(map(attrgetter("called_computation_ids"), instructions), rows.computation)
+    names = tuple(map(_NAME, instructions))
+    metadata = list(map(attrgetter("metadata"), instructions))
+    frames = read_frames(module.stack_frame_index)
+    frame = {row: one.stack_frame_id - 1 for row, one in enumerate(metadata) if one.stack_frame_id}
     return HloModule(
         name=module.name,
         program_id=program_id,
-        instruction_name=tuple(instruction.name for instruction in instructions),
+        instruction_name=names,
         opcode=opcodes,
         computation=np.repeat(
             np.arange(len(computations), dtype=np.int32), [len(c.instructions) for c in computations]
@@ -91,34 +87,59 @@ def _module(proto: Any, program_id: int) -> HloModule:
         tuple_index=_only(instructions, opcodes, "get-tuple-element", "tuple_index"),
         schedule=_schedule(module, rows),
         shape=shapes,
-        full_shape=_texts(instructions, full_shape_text),
-        output_bytes=np.array([shape_bytes(shape) for shape in shapes], np.int64),
-        operation_name=tuple(instruction.metadata.op_name for instruction in instructions),
-        source=_sources(module.stack_frame_index, instructions),
-        replica_groups=_replica_groups(instructions, devices),
-        source_target_pairs=_pairs(instructions, devices),
-        computation_name=tuple(computation.name for computation in computations),
+        full_shape=full_shapes,
+        output_bytes=np.fromiter(map(shape_bytes, shapes), np.int64, len(shapes)),
+        operation_name=tuple(map(attrgetter("op_name"), metadata)),
+        source=_sources(frames, metadata),
+        **_communicating(module, instructions, opcodes),
+        computation_name=tuple(map(_NAME, computations)),
         computation_root=np.array([rows.instruction[c.root_id] for c in computations], np.int32),
         entry=rows.computation[module.entry_computation_id],
-        trip_count=_trip_counts(instructions),
-        dots={row: _dot(i) for row, i in enumerate(instructions) if i.HasField("dot_dimension_numbers")},
-        convolutions={
-            row: _convolution(i) for row, i in enumerate(instructions) if i.HasField("convolution_dimension_numbers")
-        },
-        dimensions={row: tuple(i.dimensions) for row, i in enumerate(instructions) if i.dimensions},
-        fusion_kind={row: i.fusion_kind for row, i in enumerate(instructions) if i.fusion_kind},
-        custom_call_target={row: i.custom_call_target for row, i in enumerate(instructions) if i.custom_call_target},
-        buffers=_buffers(proto, instructions, rows),
+        **_described(instructions, opcodes),
+        frames=frames,
+        frame=frame,
+        buffers=_buffers(proto, names, rows.instruction),
     )
 
 
-def _trip_counts(instructions: Sequence[Any]) -> dict[int, int]:
-    """How often the body of each while loop runs, where XLA's analysis could tell."""
-    found = {}
-    for row, instruction in enumerate(instructions):
-        if instruction.opcode == "while" and (match := _TRIP_COUNT.search(instruction.backend_config)):
-            found[row] = int(match[1])
-    return found
+def _rows_of(identifiers: Iterable[_Identifier]) -> dict[_Identifier, int]:
+    return {identifier: row for row, identifier in enumerate(identifiers)}
+
+
+def _csr(references: Iterable[Sequence[int]], rows: Mapping[int, int]) -> tuple[Int64, Int32]:
+    """Offsets and rows of a list of ids per instruction."""
+    lists = list(references)
+    offsets = np.fromiter(accumulate(map(len, lists), initial=0), np.int64, len(lists) + 1)
+    ids = chain.from_iterable(filter(None, lists))
+    return offsets, np.fromiter(map(rows.__getitem__, ids), np.int32, int(offsets[-1]))
+
+
+def _described(instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str, Any]:
+    """What only some instructions have, by row."""
+    calls = _of(instructions, opcodes, {"custom-call"})
+    trips = ((row, trip_count(_text(loop.backend_config))) for row, loop in _of(instructions, opcodes, {"while"}))
+    dots = {row: _dot(i) for row, i in _of(instructions, opcodes, {"dot"})}
+    products = ((row, contraction(_text(i.backend_config))) for row, i in calls)
+    convolutions = [*_of(instructions, opcodes, {"convolution"}), *calls]
+    return {
+        "trip_count": {row: count for row, count in trips if count is not None},
+        "dots": dots | {row: dot for row, dot in products if dot},
+        "convolutions": {
+            row: _convolution(i) for row, i in convolutions if i.HasField("convolution_dimension_numbers")
+        },
+        "dimensions": {row: tuple(found) for row, i in enumerate(instructions) if (found := i.dimensions)},
+        "fusion_kind": {row: i.fusion_kind for row, i in _of(instructions, opcodes, {"fusion"})},
+        "custom_call_target": {row: i.custom_call_target for row, i in calls},
+    }
+
+
+def _of(instructions: Sequence[Any], opcodes: Sequence[str], wanted: AbstractSet[str]) -> list[tuple[int, Any]]:
+    """The instructions of some opcodes, with their rows."""
+    return [(row, instructions[row]) for row, opcode in enumerate(opcodes) if opcode in wanted]
+
+
+def _text(config: bytes) -> str:
+    return config.decode(errors="replace")
 
 
 def _dot(instruction: Any) -> Dot:
@@ -151,24 +172,24 @@ def _convolution(instruction: Any) -> Convolution:
     )
 
 
-def _buffers(proto: Any, instructions: Sequence[Any], rows: _Rows) -> Buffers | None:
+def _buffers(proto: Any, names: Sequence[str], numbered: Mapping[int, int]) -> Buffers | None:
     if not proto.HasField("buffer_assignment"):
         return None
-    named = {instruction.name: row for row, instruction in enumerate(instructions)}
-    return buffers_of(proto.buffer_assignment, named, rows.instruction)
+    return buffers_of(proto.buffer_assignment, _rows_of(names), numbered)
 
 
-def _texts(instructions: Sequence[Any], write: Callable[[Any], str]) -> tuple[str, ...]:
-    """Shapes as text, each written once."""
-    known: dict[bytes, str] = {}
+def _shapes(instructions: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Shapes as text without and with layouts, each written once."""
+    known: dict[bytes, tuple[str, str]] = {}
     texts = []
-    for instruction in instructions:
-        key = instruction.shape.SerializeToString()
-        text = known.get(key)
-        if text is None:
-            text = known[key] = write(instruction.shape)
-        texts.append(text)
-    return tuple(texts)
+    for shape in map(attrgetter("shape"), instructions):
+        key = shape.SerializeToString()
+        found = known.get(key)
+        if found is None:
+            found = known[key] = shape_text(shape), full_shape_text(shape)
+        texts.append(found)
+    short, full = zip(*texts, strict=True) if texts else ((), ())
+    return short, full
 
 
 def _only(instructions: Sequence[Any], opcodes: Sequence[str], opcode: str, attribute: str) -> Int32:
@@ -185,32 +206,13 @@ def _schedule(module: Any, rows: _Rows) -> Int32:
     return position
 
 
-def _sources(index: Any, instructions: Sequence[Any]) -> tuple[str, ...]:
+def _sources(frames: Sequence[Frame], metadata: Sequence[Any]) -> tuple[str, ...]:
     """Where each instruction was written, by its stack frame, else by the file and line beside it."""
-    lines = _lines(index)
-    texts = []
-    for instruction in instructions:
-        metadata = instruction.metadata
-        line = lines[metadata.stack_frame_id]
-        plain = f"{metadata.source_file}:{metadata.source_line}" if metadata.source_file else ""
-        texts.append(line or plain)
-    return tuple(texts)
-
-
-def _lines(index: Any) -> list[str]:
-    """The line of each frame id: of the innermost frame outside the framework, else of the frame itself."""
-    files = list(index.file_names)
-    places = [f"{files[place.file_name_id - 1]}:{place.line}" for place in index.file_locations]
-    own = ["", *(places[frame.file_location_id - 1] for frame in index.stack_frames)]  # ids count from 1, 0 is none
-    parents: list[int] = [0, *(frame.parent_frame_id for frame in index.stack_frames)]
-    lines = []
-    for frame in range(len(own)):
-        outer, seen = frame, set[int]()
-        while outer not in seen and _FRAMEWORK.search(own[outer]):
-            seen.add(outer)
-            outer = parents[outer]
-        lines.append(own[outer] if own[outer] and outer not in seen else own[frame])
-    return lines
+    lines = ["", *user_places(frames)]  # ids count from 1, 0 is none
+    return tuple(
+        lines[one.stack_frame_id] or (f"{one.source_file}:{one.source_line}" if one.source_file else "")
+        for one in metadata
+    )
 
 
 def _devices(module: Any) -> dict[int, int]:
@@ -224,9 +226,19 @@ def _devices(module: Any) -> dict[int, int]:
     }
 
 
-def _replica_groups(instructions: Sequence[Any], devices: Mapping[int, int]) -> dict[int, Groups]:
+def _communicating(module: Any, instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str, Any]:
+    """Replica groups and permute pairs of the instructions that communicate."""
+    devices = _devices(module)
+    collectives = [(row, instructions[row]) for row, op in enumerate(opcodes) if base_opcode(op) in COLLECTIVES]
+    return {
+        "replica_groups": _replica_groups(collectives, devices),
+        "source_target_pairs": _pairs(collectives, devices),
+    }
+
+
+def _replica_groups(collectives: Iterable[tuple[int, Any]], devices: Mapping[int, int]) -> dict[int, Groups]:
     found = {}
-    for row, instruction in enumerate(instructions):
+    for row, instruction in collectives:
         groups = groups_of(instruction)
         if groups is not None:
             groups = groups or (tuple(devices),)
@@ -234,9 +246,11 @@ def _replica_groups(instructions: Sequence[Any], devices: Mapping[int, int]) -> 
     return found
 
 
-def _pairs(instructions: Sequence[Any], devices: Mapping[int, int]) -> dict[int, tuple[tuple[int, int], ...]]:
+def _pairs(
+    collectives: Iterable[tuple[int, Any]], devices: Mapping[int, int]
+) -> dict[int, tuple[tuple[int, int], ...]]:
     return {
         row: tuple((devices.get(p.source, p.source), devices.get(p.target, p.target)) for p in pairs)
-        for row, instruction in enumerate(instructions)
+        for row, instruction in collectives
         if len(pairs := instruction.source_target_pairs)
     }

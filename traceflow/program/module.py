@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from traceflow.trace.model import Kind
 
@@ -66,6 +66,14 @@ class Convolution:
     batch_groups: int = 1
 
 
+class Frame(NamedTuple):
+    """One line of the user's program or of a library that led to instructions."""
+
+    place: str  # "file:line"
+    function: str
+    caller: int  # row of the frame that called this one, -1 for the outermost
+
+
 @dataclass(frozen=True, slots=True)
 class HloModule:
     """One compiled module: instructions as rows, references between them as CSR arrays of row numbers.
@@ -104,6 +112,8 @@ class HloModule:
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of a reduce, a broadcast, a gather ...
     fusion_kind: Mapping[int, str] = field(default_factory=dict)
     custom_call_target: Mapping[int, str] = field(default_factory=dict)
+    frames: tuple[Frame, ...] = ()
+    frame: Mapping[int, int] = field(default_factory=dict)  # instruction -> row of its innermost frame, where known
     buffers: Buffers | None = None  # where the compiler's buffer assignment came with the program
 
     def __len__(self) -> int:
@@ -116,6 +126,15 @@ class HloModule:
     def called_by(self, row: int) -> NDArray[np.int32]:
         """Rows of the computations that an instruction calls."""
         return self.called[self.called_offsets[row] : self.called_offsets[row + 1]]
+
+    def stack_of(self, row: int) -> tuple[Frame, ...]:
+        """The frames in which an instruction was traced, innermost first; empty where they are unknown."""
+        stack: list[Frame] = []
+        at = self.frame.get(row, -1)
+        while at >= 0 and len(stack) < len(self.frames):  # a damaged file may hold a cycle
+            stack.append(self.frames[at])
+            at = self.frames[at].caller
+        return tuple(stack)
 
     def start_of(self, row: int) -> int:
         """The instruction that issued an asynchronous half: of a done or an update, its start; else itself."""

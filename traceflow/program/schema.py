@@ -74,8 +74,9 @@ SequencesEntry: 1 int64 key, 2 InstructionSequence value
 InstructionSequence: 1 int64* instruction_ids
 DeviceAssignmentProto: 1 int32 replica_count, 2 int32 computation_count, 3 ComputationDevice* computation_devices
 ComputationDevice: 1 int64* replica_device_ids
-StackFrameIndexProto: 1 string* file_names, 3 FileLocation* file_locations, 4 StackFrame* stack_frames
-FileLocation: 1 int32 file_name_id, 3 int32 line
+StackFrameIndexProto: 1 string* file_names, 2 string* function_names, 3 FileLocation* file_locations,
+    4 StackFrame* stack_frames
+FileLocation: 1 int32 file_name_id, 2 int32 function_name_id, 3 int32 line
 StackFrame: 1 int32 file_location_id, 2 int32 parent_frame_id
 ReplicaGroup: 1 int64* replica_ids
 SourceTarget: 1 int64 source, 2 int64 target
