@@ -126,6 +126,36 @@ _ALL = (
         "What stands after -- is no program that can be run.",
         "Check its name and its permissions; to run a script, write: traceflow run -- python train.py.",
     ),
+    Code(
+        "TF119",
+        "part of a recording not available",
+        "Something that was asked for besides the trace could not be had. The manifest names it; the rest is complete.",
+        "Let XLA dump from the start: enter record before JAX computes. Let nobody else observe or profile the process.",
+    ),
+    Code(
+        "TF141",
+        "no such mesh",
+        "The sizes of a mesh's axes multiply to another number than there are devices.",
+        "Give sizes whose product is the number of devices, each device once.",
+    ),
+    Code(
+        "TF142",
+        "no such axis",
+        "A partition spec names an axis that the mesh does not have.",
+        "Name the mesh's own axes.",
+    ),
+    Code(
+        "TF143",
+        "no such partition spec",
+        "The text is no partition spec, or the spec has more dimensions than the array or uses an axis twice.",
+        "Write it as P('data', None): one entry per dimension, an axis at most once.",
+    ),
+    Code(
+        "TF144",
+        "no such product",
+        "The equation does not name two operands and a result as einsum does.",
+        "Write it as 'bf,fd->bd'.",
+    ),
     # TF2xx, findings
     Code(
         "TF201",

@@ -1,0 +1,1 @@
+"""What must be done: meshes, how arrays are meant to lie on them, and what that implies."""
