@@ -16,14 +16,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sources import ROOT
 
 from traceflow.errors import TraceflowError
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.hlo_text import Line, read_hlo_lines
 from traceflow.program.module import HloModule, kind_of_instruction, operation_of
 from traceflow.program.replica_groups import groups_of, parse_groups
-from traceflow.program.schema import declared, message
+from traceflow.program.schema import message
 from traceflow.program.shape import shape_bytes, shape_text
 from traceflow.trace.model import Kind
 
@@ -51,24 +50,6 @@ def hlo(*instructions: dict[str, Any], **module: Any) -> bytes:
 
 
 # The schema
-
-
-def test_field_numbers_are_those_of_xla() -> None:
-    listed = ROOT.parent / "shared" / "research" / "lab" / "jax" / "proto_fields.txt"
-    if not listed.exists():
-        pytest.skip("no list of XLA's own fields beside the checkout")
-    xla: dict[str, dict[int, str]] = {}
-    for line in listed.read_text().splitlines():
-        if match := re.match(r"message (\S+)", line):
-            fields = xla.setdefault(match[1].rpartition(".")[2], {})
-        elif match := re.match(r"  (\d+)\s+(?:rep )?\S+ (\S+)", line):
-            fields[int(match[1])] = match[2]
-    same = set(declared()) & set(xla)
-    assert {"HloInstructionProto", "HloModuleProto", "ShapeProto", "StackFrame", "MeshProto"} <= same
-    later = {"CollectiveDeviceListProto": {2}}  # removed since; older files have it
-    for name in same:
-        expected = {n: field for n, field in declared()[name].items() if n not in later.get(name, ())}
-        assert expected.items() <= xla[name].items(), name
 
 
 def test_unknown_fields_are_passed_over() -> None:
@@ -384,3 +365,38 @@ def test_text_agrees_with_the_proto_of_the_same_module() -> None:
 
     assert facts(one) == facts(two)
     assert one.instruction_name[one.computation_root[one.entry]] == two.instruction_name[two.computation_root[0]]
+
+
+def test_a_library_call_knows_what_it_multiplies(corpus: Callable[[str], Path]) -> None:
+    module = read_hlo_proto(lzma.decompress(corpus(FSDP_STEP).read_bytes()))
+    calls = [row for row, target in module.custom_call_target.items() if target == "__cublas$gemm"]
+    assert len(calls) == 175
+    assert set(calls) <= set(module.dots)
+    row = calls[0]
+    left, right = (module.shape[operand] for operand in module.operands_of(row))
+    dot = module.dots[row]
+    assert [sizes(left)[d] for d in dot.left_contracting] == [sizes(right)[d] for d in dot.right_contracting]
+
+
+def sizes(shape: str) -> list[int]:
+    return [int(size) for size in re.findall(r"\d+", shape.partition("[")[2])]
+
+
+def test_a_stack_is_told_from_the_inside_out() -> None:
+    index = message("StackFrameIndexProto")(file_names=["a.py", "b.py"], function_names=["f", "g"])
+    for file, function, line in ((1, 1, 10), (2, 2, 20)):
+        index.file_locations.add(file_name_id=file, function_name_id=function, line=line)
+    index.stack_frames.add(file_location_id=2, parent_frame_id=0)
+    index.stack_frames.add(file_location_id=1, parent_frame_id=1)
+    module = read_hlo_proto(hlo({"metadata": message("OpMetadata")(stack_frame_id=2)}, {}, stack_frame_index=index))
+    assert [(frame.place, frame.function) for frame in module.stack_of(0)] == [("a.py:10", "f"), ("b.py:20", "g")]
+    assert module.stack_of(1) == ()
+
+
+def test_a_stack_that_calls_itself_ends() -> None:
+    index = message("StackFrameIndexProto")(file_names=["/lib/jax/_src/a.py"])
+    index.file_locations.add(file_name_id=1, line=1)
+    index.stack_frames.add(file_location_id=1, parent_frame_id=1)
+    module = read_hlo_proto(hlo({"metadata": message("OpMetadata")(stack_frame_id=1)}, stack_frame_index=index))
+    assert len(module.stack_of(0)) == 1
+    assert module.source == ("/lib/jax/_src/a.py:1",)

@@ -30,19 +30,26 @@ XStatMetadata: 1 int64 id, 2 string name
 
 HloProto: 1 HloModuleProto hlo_module, 3 BufferAssignmentProto buffer_assignment
 HloModuleProto: 1 string name, 3 HloComputationProto* computations, 5 int64 id, 6 int64 entry_computation_id,
-    7 HloScheduleProto schedule, 15 DeviceAssignmentProto device_assignment,
-    17 StackFrameIndexProto stack_frame_index
+    7 HloScheduleProto schedule, 12 OpSharding spmd_output_sharding, 14 OpSharding* spmd_parameters_shardings,
+    15 DeviceAssignmentProto device_assignment, 17 StackFrameIndexProto stack_frame_index,
+    19 FrontendAttributes frontend_attributes
 HloComputationProto: 1 string name, 2 HloInstructionProto* instructions, 5 int64 id, 6 int64 root_id
 HloInstructionProto: 1 string name, 2 string opcode, 3 ShapeProto shape, 7 OpMetadata metadata,
     9 int64 parameter_number, 11 string fusion_kind, 13 int64 tuple_index, 14 int64* dimensions, 15 Window window,
     16 ConvolutionDimensionNumbers convolution_dimension_numbers, 28 string custom_call_target,
     30 DotDimensionNumbers dot_dimension_numbers, 35 int64 id, 36 int64* operand_ids,
-    37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 43 bytes backend_config,
+    37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 40 OpSharding sharding,
+    43 bytes backend_config,
     49 ReplicaGroup* replica_groups, 50 int64 feature_group_count, 52 SourceTarget* source_target_pairs,
-    58 int64 batch_group_count,
+    58 int64 batch_group_count, 68 FrontendAttributes frontend_attributes,
     87 CollectiveDeviceListProto collective_device_list,
     92 IotaReplicaGroupListProto iota_collective_device_list,
     93 MeshAxesReplicaGroupListProto mesh_axes_replica_group_list
+FrontendAttributes: 1 AttributeEntry* map
+AttributeEntry: 1 string key, 2 string value
+OpSharding: 1 int32 type, 3 int64* tile_assignment_dimensions, 4 int64* tile_assignment_devices,
+    5 OpSharding* tuple_shardings, 6 bool replicate_on_last_tile_dim, 8 int32* last_tile_dims,
+    9 int64* iota_reshape_dims, 10 int32* iota_transpose_perm
 ShapeProto: 2 int32 element_type, 3 int64* dimensions, 4 ShapeProto* tuple_shapes, 5 LayoutProto layout,
     6 bool* is_dynamic_dimension
 LayoutProto: 1 int64* minor_to_major, 6 TileProto* tiles, 7 int64 element_size_in_bits, 8 int64 memory_space,
@@ -86,7 +93,7 @@ IotaReplicaGroupListProto: 1 int64 num_replica_groups, 2 int64 num_devices_per_g
 MeshAxesReplicaGroupListProto: 1 MeshProto mesh, 2 AxisRefProto* axes
 MeshProto: 1 MeshAxis* axes, 2 int64* device_ids, 3 IotaTransform iota_transform
 MeshAxis: 1 string name, 2 int64 size
-IotaTransform: 1 int64* reshape_dims, 2 int32* transpose_perm
+IotaTransform: 1 int64* reshape_dims, 2 int64* transpose_perm
 AxisRefProto: 1 int64 mesh_axis_index, 2 SubAxis sub_axis_info
 SubAxis: 1 int64 pre_size, 2 int64 size
 """
@@ -109,16 +116,6 @@ def message(name: str) -> Any:
         'python'
     """
     return message_factory.GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-
-
-def declared() -> dict[str, dict[int, str]]:
-    """Field names of every message in the table, by number.
-
-    Example:
-        >>> declared()["SourceTarget"]
-        {1: 'source', 2: 'target'}
-    """
-    return {m.name: {field.number: field.name for field in m.field} for m in _file().message_type}
 
 
 @cache
