@@ -20,6 +20,7 @@ from traceflow.program.module import COLLECTIVES, Convolution, Dot, Frame, HloMo
 from traceflow.program.replica_groups import Groups, groups_of
 from traceflow.program.schema import message
 from traceflow.program.shape import full_shape_text, shape_bytes, shape_text
+from traceflow.program.sharding import sharding_text
 from traceflow.trace.model import ABSENT, Int32, Int64
 
 _Identifier = TypeVar("_Identifier", int, str)
@@ -98,6 +99,15 @@ def _module(proto: Any, program_id: int) -> HloModule:
         **_described(instructions, opcodes),
         frames=frames,
         frame=frame,
+        sharding={row: sharding_text(i.sharding) for row, i in enumerate(instructions) if i.HasField("sharding")},
+        attributes={
+            row: _attributes(i.frontend_attributes)
+            for row, i in enumerate(instructions)
+            if i.HasField("frontend_attributes")
+        },
+        module_attributes=_attributes(module.frontend_attributes),
+        parameter_shardings=tuple(map(sharding_text, module.spmd_parameters_shardings)),
+        output_sharding=sharding_text(module.spmd_output_sharding) if module.HasField("spmd_output_sharding") else "",
         buffers=_buffers(proto, names, rows.instruction),
     )
 
@@ -136,6 +146,10 @@ def _described(instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str,
 def _of(instructions: Sequence[Any], opcodes: Sequence[str], wanted: AbstractSet[str]) -> list[tuple[int, Any]]:
     """The instructions of some opcodes, with their rows."""
     return [(row, instructions[row]) for row, opcode in enumerate(opcodes) if opcode in wanted]
+
+
+def _attributes(attributes: Any) -> dict[str, str]:
+    return {entry.key: entry.value for entry in attributes.map}
 
 
 def _text(config: bytes) -> str:

@@ -114,6 +114,11 @@ class HloModule:
     custom_call_target: Mapping[int, str] = field(default_factory=dict)
     frames: tuple[Frame, ...] = ()
     frame: Mapping[int, int] = field(default_factory=dict)  # instruction -> row of its innermost frame, where known
+    sharding: Mapping[int, str] = field(default_factory=dict)  # as HLO text writes it, of instructions that have one
+    attributes: Mapping[int, Mapping[str, str]] = field(default_factory=dict)  # frontend attributes
+    module_attributes: Mapping[str, str] = field(default_factory=dict)
+    parameter_shardings: tuple[str, ...] = ()  # of the whole arrays, where the partitioner recorded them
+    output_sharding: str = ""
     buffers: Buffers | None = None  # where the compiler's buffer assignment came with the program
 
     def __len__(self) -> int:

@@ -108,6 +108,12 @@ def _mesh_groups(listed: Any) -> Groups:
     return _along(order, sizes, axes)
 
 
+def parse_order(text: str) -> tuple[int, ...] | None:
+    """Device ids in the order that HLO text gives, `[4,2]T(1,0)` or `0,1,2`; None where it is neither."""
+    order = _parsed_iota(text)
+    return None if order is None else tuple(order.tolist())
+
+
 def _parsed_mesh(text: str) -> Groups | None:
     match = re.match(r"mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}", text)
     if not match:
