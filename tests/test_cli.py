@@ -473,6 +473,20 @@ def test_the_demo_tells_what_speed_cost() -> None:
     assert ["capacity", "10.000", "20.000", "20.000", "0.000"] in [line.split() for line in text.splitlines()]
 
 
+def test_the_demo_tells_how_much_of_a_path_nothing_explains() -> None:
+    both = {}
+    for name, start_ns in {"capacity": 63_000, "masked": 90_000}.items():
+        build = Builder()
+        lane = build.lane(0, "a", 0)
+        build.event(lane, 0, 60_000, "one", Kind.COMPUTE)
+        build.event(lane, start_ns, 100_000, "other", Kind.COMPUTE)
+        both[name] = replace(form(name, (10_000, 9_000, 11_000), 0), path=build.run(name).critical_path())
+    text = forms.compared([(forms.EXPERTS, both)], devices=8, width=1_000, color=False)
+    assert "For part of the critical path (30.0 % in masked) an operation had its operands and waited" in text
+    lean = {name: both["capacity"] for name in both}
+    assert "its operands" not in forms.compared([(forms.EXPERTS, lean)], devices=8, width=1_000, color=False)
+
+
 @pytest.mark.parametrize(("framework", "told", "more"), [("jax", "JAX", []), ("torch", "PyTorch", ["--torch"])])
 def test_the_demo_needs_its_framework(
     framework: str, told: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture

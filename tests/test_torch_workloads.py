@@ -127,9 +127,11 @@ FORMS = {
 
 
 @pytest.mark.parametrize("layout", FORMS)
-def test_both_forms_of_a_layout_are_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str) -> None:
+def test_both_forms_of_a_layout_are_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str], layout: str) -> None:
     ring_matmul_torch.main(["--output", str(tmp_path), "--layout", layout, "--size", "16", "24", "20"])
-    assert capsys.readouterr().out.split() == [str(tmp_path / form) for form in FORMS[layout]]
+    told = capfd.readouterr()
+    assert told.out.split() == [str(tmp_path / form) for form in FORMS[layout]]
+    assert told.err == ""  # of its processes, too
     for form, wanted in FORMS[layout].items():
         check_recorded(tmp_path / form, wanted)
 

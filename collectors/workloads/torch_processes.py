@@ -65,6 +65,7 @@ def _process(
 
     store, processes, platform, environment = place
     os.environ.update(environment)  # what was set after the first run, which started the process that forks
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else its profiler reports each start and end on stderr
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // processes))
     if sys.platform == "linux":
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")  # the name of the host need not resolve

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from traceflow.analyzers.summary import SteadyState, Summary
 
 
+_NOTEWORTHY = 0.05  # of a critical path
+
+
 @dataclass(frozen=True)
 class Computation:
     """What was computed, and what each of two forms of it does."""
@@ -111,7 +114,8 @@ def _parts(recorded: Sequence[tuple[Computation, Forms]], devices: int) -> Itera
         yield Text("\n".join(f"{name:{longest}}  {what}" for name, what in computation.forms.items()))
         yield from _tables(forms)
         yield Text("\nVerdict", style="bold")
-        yield Text("\n".join(filter(None, (_faster(forms), _hidden(forms), _multiplied(forms)))) + "\n")
+        told = (_faster(forms), _hidden(forms), _multiplied(forms), _unexplained(forms))
+        yield Text("\n".join(filter(None, told)) + "\n")
     yield Text(f"{_worth(devices)}\n")
 
 
@@ -160,6 +164,17 @@ def _multiplied(forms: Forms) -> str:
         if (routed := form.routed)
     ]
     return f"Experts multiplied {' and '.join(told)}." if told else ""
+
+
+def _unexplained(forms: Forms) -> str:
+    """How much of the paths nothing explains; nothing where it is little."""
+    told = [
+        f"{share_text(form.path.by_kind_ns['idle'], form.path.window.duration_ns)} in {name}"
+        for name, form in forms.items()
+        if form.path.by_kind_ns.get("idle", 0) >= _NOTEWORTHY * form.path.window.duration_ns
+    ]
+    why = "an operation had its operands and waited, as for a thread that was busy with another"
+    return f"For part of the critical path ({' and '.join(told)}) {why}." if told else ""
 
 
 def _dropped(routed: Routed) -> str:
