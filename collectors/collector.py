@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from collections.abc import Generator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
 from traceflow.capture import Devices
+from traceflow.errors import TraceflowError
+
+# What profilers raise when they cannot start, wait or write. It must never reach the program that is measured.
+FAILURES = (
+    AssertionError,
+    AttributeError,
+    ImportError,
+    OSError,
+    RuntimeError,
+    TraceflowError,
+    TypeError,
+    ValueError,
+)
+
+
+def reason(error: BaseException) -> str:
+    """An error in one line."""
+    said = str(error).partition("\n")[0]
+    return said if isinstance(error, TraceflowError) else f"{type(error).__name__}: {said}"
+
+
+@contextmanager
+def optional(what: str, missing: list[str]) -> Generator[None]:
+    """Do what a capture can do without; its failure adds a line to `missing`."""
+    try:
+        yield
+    except FAILURES as error:
+        missing.append(f"{what}: {reason(error)}")
 
 
 class Collector(Protocol):
@@ -16,8 +45,14 @@ class Collector(Protocol):
     A recording may end after any of them; `close` is always the last.
     """
 
-    def open(self) -> None:
-        """Watch what happens outside the trace, too, such as compilations."""
+    missing: list[str]  # what was asked for besides the trace and could not be had, with the reason
+
+    def open(self, scratch: Path) -> None:
+        """Watch what happens outside the trace, too, such as compilations.
+
+        `scratch` is a folder to make where something has to be written before `start` tells the folder of the capture.
+        It vanishes with the recording.
+        """
         ...
 
     def prepare(self) -> None:

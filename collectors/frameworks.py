@@ -72,10 +72,10 @@ def collector_for(framework: Framework, options: Options) -> Collector:
     if framework == "jax":
         from traceflow.collectors.jax_profiler import JaxProfiler
 
-        return JaxProfiler(hlo=options.hlo)
+        return JaxProfiler(options)
     from traceflow.collectors.torch_profiler import TorchProfiler
 
-    return TorchProfiler(memory=options.memory)
+    return TorchProfiler(options)
 
 
 def unknown_framework() -> TraceflowError:

@@ -15,7 +15,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from traceflow.capture import Devices
+from traceflow.capture import Devices, Options
+from traceflow.collectors.xla_dump import FOLDER, SCRATCH, begin_dump, end_dump, keep_dump
 
 _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _HOST_TRACER_LEVEL = 2
@@ -28,17 +29,27 @@ _attempts: Counter[Path] = Counter()  # recordings of this process with others, 
 class JaxProfiler:
     """Starts and stops the profiler of this process, annotates its trace, and waits for arrays."""
 
-    def __init__(self, *, hlo: bool) -> None:
-        self._hlo = hlo
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._dump: Path | None = None
+        self.missing: list[str] = []
         self._compilations = 0
         self._compile_ns = 0
         self._run: str | None = None  # the name that all who record together give their traces
 
-    def open(self) -> None:
-        """Count what JAX compiles from now on, until `close`."""
+    def open(self, scratch: Path) -> None:
+        """Count what JAX compiles from now on, until `close`, and have it dumped where that is asked for."""
         import jax
 
         jax.monitoring.register_event_duration_secs_listener(self._note_compilation)
+        if self._options.xla_dump:
+            self._dump = scratch / SCRATCH
+            self._lack_dump(begin_dump(self._dump))
+
+    def _lack_dump(self, why: str | None) -> None:
+        if why is not None:
+            self._dump = None
+            self.missing.append(f"the dump of XLA: {why}")
 
     def prepare(self) -> None:
         """Nothing to do: this profiler needs no warm-up of its own."""
@@ -51,13 +62,14 @@ class JaxProfiler:
         """
         import jax
 
+        end_dump()
         self._folder = folder
         self._log = folder if self._run is None else folder / f"rank{jax.process_index():05d}"
 
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0
         options.host_tracer_level = _HOST_TRACER_LEVEL
-        options.enable_hlo_proto = self._hlo
+        options.enable_hlo_proto = self._options.hlo
         jax.profiler.start_trace(self._log, profiler_options=options)
 
     def stop(self) -> None:
@@ -70,6 +82,8 @@ class JaxProfiler:
             jax.profiler.stop_trace()
             if self._run is not None:
                 self._hand_in(self._folder / _RUNS / self._run)
+            if self._dump is not None:
+                self._lack_dump(keep_dump(self._dump, self._folder / FOLDER / f"rank{jax.process_index():05d}"))
 
     def _hand_in(self, run: Path) -> None:
         """Move the trace to those of the other processes, under a name that says whose it is."""
@@ -82,6 +96,7 @@ class JaxProfiler:
         """Stop counting compilations."""
         import jax
 
+        end_dump()
         # Whoever clears all listeners has removed this one too, which JAX takes for a mistake.
         with suppress(AssertionError, ValueError):
             jax.monitoring.unregister_event_duration_listener(self._note_compilation)
@@ -114,10 +129,14 @@ class JaxProfiler:
 
     @staticmethod
     def fetch(tree: Any) -> Any:
-        """A copy of `tree` on the host, with numpy arrays for its arrays."""
+        """A copy of `tree` on the host, with numpy arrays for its arrays.
+
+        Of an array that other processes hold parts of, it is the list of the parts that this one holds, in order of
+        their place in the array.
+        """
         import jax
 
-        return jax.device_get(tree)
+        return jax.device_get(jax.tree.map(_reachable, tree))
 
     def model(self, _model: Any) -> None:
         """Nothing to keep: the programs say how each of their parameters is sharded."""
@@ -174,6 +193,16 @@ def _coordinator() -> Any:
     from jax._src.distributed import global_state  # nothing public gives it
 
     return global_state.client
+
+
+def _reachable(leaf: Any) -> Any:
+    """An array that this process can read: the whole, or else the list of its parts here, each once."""
+    import jax
+
+    if not isinstance(leaf, jax.Array) or leaf.is_fully_addressable or leaf.is_fully_replicated:
+        return leaf
+    parts = {tuple(part.start or 0 for part in shard.index): shard.data for shard in leaf.addressable_shards}
+    return [parts[place] for place in sorted(parts)]
 
 
 def _live_arrays() -> list[Any]:

@@ -6,9 +6,11 @@ Each process writes, in the folder of the capture:
   beside a trace for a trace.
 - `rankNNNNN.flight_recorder.json`: the collectives and process groups, where `torch.distributed` is in use.
 - `rankNNNNN.placements.json`: how the parameters are placed, where a model was told.
+- what is asked for: `rankNNNNN.execution_trace.json`, and what `torch_memory` writes.
 
 Operators carry their shapes, which the sizes and splits of collectives are read from. Synchronisation is recorded
-on CUDA: without it, no trace says which stream waited for which. Stacks stay off, because they slow the host.
+on CUDA: without it, no trace says which stream waited for which. Stacks slow the host, and are recorded only where
+the categories of memory are asked for, which cannot be told without them.
 """
 
 from __future__ import annotations
@@ -22,8 +24,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from traceflow.capture import Devices
+from traceflow.capture import Devices, Options
+from traceflow.collectors.collector import optional
+from traceflow.collectors.execution_trace import WHAT, ExecutionTrace
 from traceflow.collectors.flight_recorder import Groups, flight_recording, process_groups
+from traceflow.collectors.torch_memory import History, memory_timeline
 from traceflow.result import Json
 
 if TYPE_CHECKING:
@@ -38,10 +43,13 @@ _COMPILATION = "_compile.compile_inner"  # what the compiler calls the time of o
 class TorchProfiler:
     """Starts and stops the profiler of this process, annotates its trace, and waits for the device."""
 
-    def __init__(self, *, memory: bool) -> None:
+    def __init__(self, options: Options) -> None:
         from torch import autograd, cuda
 
-        self._memory = memory
+        self._options = options
+        self._history: History | None = None
+        self._execution: ExecutionTrace | None = None
+        self.missing: list[str] = []
         self._marks = autograd._record_function_with_args_enter, autograd._record_function_with_args_exit  # noqa: SLF001
         self._cuda = cuda
         self._profiler: _KinetoProfile | None = None
@@ -49,11 +57,15 @@ class TorchProfiler:
         self._groups: Groups = {}
         self._placements: list[Json] = []
 
-    def open(self) -> None:
-        """Nothing to do: the compiler counts by itself."""
+    def open(self, scratch: Path) -> None:
+        """Keep in mind where to write; the compiler counts by itself."""
+        self._scratch = scratch
 
     def prepare(self) -> None:
-        """Attach to the GPU, whose first traced work is slow and sometimes lost."""
+        """Attach to the GPU, whose first traced work is slow and sometimes lost; observe that step where asked to."""
+        if self._options.execution_trace:
+            with optional(WHAT, self.missing):
+                self._execution = ExecutionTrace(self._scratch, self.missing)
         if self._cuda.is_available() and not _profiling():
             self._profiler = self._prepared()
 
@@ -68,6 +80,9 @@ class TorchProfiler:
         self._folder = folder
         self._place = self.rank()  # the program may leave its process group before the recording ends
         self._groups = process_groups()
+        if self._options.memory and self._cuda.is_initialized():
+            with optional("the history of memory", self.missing):
+                self._history = History()
         self._profiler = self._profiler or self._prepared()
         self._profiler.start_trace()
 
@@ -87,9 +102,28 @@ class TorchProfiler:
         self._profiler.export_chrome_trace(str(traces / f"{rank}.pt.trace.json.gz"))
         _write(self._folder / f"{rank}.flight_recorder.json", flight_recording({**self._groups, **process_groups()}))
         _write(self._folder / f"{rank}.placements.json", self._placements)
+        self._write_extras(rank)
+
+    def _write_extras(self, rank: str) -> None:
+        """Write what was asked for besides the trace."""
+        if self._history is not None:
+            with optional("the history of memory", self.missing):
+                self._history.write(self._folder / f"{rank}.memory_snapshot.pickle")
+        if self._options.memory_categories:
+            with optional("the categories of memory", self.missing):
+                timeline = memory_timeline(self._profiler, self._device())
+                _write(self._folder / f"{rank}.memory_timeline.json", timeline)
+        if self._execution is not None:
+            with optional(WHAT, self.missing):
+                self._execution.write(self._folder / f"{rank}.execution_trace.json")
+
+    def _device(self) -> str:
+        return f"cuda:{self._cuda.current_device()}" if self._cuda.is_initialized() else "cpu"
 
     def close(self) -> None:
         """Detach from the GPU, if nothing was traced after all."""
+        if self._execution is not None:
+            self._execution.close()
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._place is None and not _profiling():
             profiler.start_trace()  # a prepared session ends in no other way
@@ -104,15 +138,17 @@ class TorchProfiler:
         profiler = _KinetoProfile(
             activities=activities,
             record_shapes=True,
-            profile_memory=self._memory,
-            experimental_config=_experimental_config(),
+            profile_memory=self._options.memory or self._options.memory_categories,
+            with_stack=self._options.memory_categories,
+            experimental_config=_experimental_config(trace_only=not self._options.memory_categories),
         )
         profiler.prepare_trace()
         return profiler
 
     def step(self, number: int) -> AbstractContextManager[object]:
         """Annotate what is done inside as the step of this number."""
-        return self.span(f"ProfilerStep#{number}")
+        span = self.span(f"ProfilerStep#{number}")
+        return span if self._execution is None or self._place is not None else self._execution.observing(span)
 
     def span(self, name: str) -> AbstractContextManager[object]:
         """Annotate what the host does inside."""
@@ -253,12 +289,12 @@ def _on_host(tensor: Any) -> Any:
         return on_host.float().numpy()
 
 
-def _experimental_config() -> _ExperimentalConfig:
-    """Synchronisation on, and no work for results in Python, which are not used; older versions lack the latter."""
+def _experimental_config(*, trace_only: bool) -> _ExperimentalConfig:
+    """Synchronisation on, and no work for results in Python where these are not used; older versions lack the latter."""
     from torch._C._profiler import _ExperimentalConfig
 
     try:
-        return _ExperimentalConfig(enable_cuda_sync_events=True, trace_only=True)
+        return _ExperimentalConfig(enable_cuda_sync_events=True, trace_only=trace_only)
     except TypeError:
         return _ExperimentalConfig(enable_cuda_sync_events=True)
 

@@ -18,10 +18,9 @@ import msgspec
 import pytest
 
 import traceflow
-from traceflow.capture import Capture, Manifest
+from traceflow.capture import Capture, Launch, Manifest
 from traceflow.cli import main
 from traceflow.collectors.imports import after_import
-from traceflow.launch import LaunchedManifest
 
 needs_jax = pytest.mark.skipif(importlib.util.find_spec("jax") is None, reason="the program needs JAX")
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="the program needs PyTorch")
@@ -77,8 +76,13 @@ def run(*words: str, options: tuple[str, ...] = ()) -> int:
     return main(["run", "-o", "a", *options, "--", sys.executable, *words])
 
 
-def manifest_of(path: Path) -> LaunchedManifest:
-    return msgspec.json.decode((path / "manifest.json").read_bytes(), type=LaunchedManifest)
+def manifest_of(path: Path) -> Manifest:
+    return msgspec.json.decode((path / "manifest.json").read_bytes(), type=Manifest)
+
+
+def launch_of(manifest: Manifest) -> Launch:
+    assert manifest.launch is not None
+    return manifest.launch
 
 
 def incomplete(folder: Path) -> Path:
@@ -98,8 +102,8 @@ def test_steps_that_a_jax_program_annotates_are_recorded(folder: Path, capfd: py
     manifest = manifest_of(Path("a"))
     assert (manifest.complete, manifest.problem, manifest.peers) == (True, None, ())
     assert [step.step for step in manifest.warmup] == [0, 1]
-    assert manifest.launch.command == [sys.executable, "program.py", "6"]
-    assert manifest.launch.steps_are == "what the program annotates with StepTraceAnnotation"
+    assert launch_of(manifest).command == [sys.executable, "program.py", "6"]
+    assert launch_of(manifest).steps_are == "what the program annotates with StepTraceAnnotation"
     for said, start_ns in zip(manifest.steps, marks.start_ns.tolist(), strict=True):
         epoch_ns = traceflow.open("a").trace.epoch_ns
         assert epoch_ns is not None
@@ -118,7 +122,7 @@ def test_without_annotations_a_window_is_recorded(folder: Path, capfd: pytest.Ca
     assert not [name for name in opened.trace.strings if name.startswith("traceflow")]
     manifest = manifest_of(folder / "a")
     assert manifest.complete
-    assert manifest.launch.steps_are is None
+    assert launch_of(manifest).steps_are is None
 
 
 @needs_jax
@@ -152,7 +156,7 @@ def test_the_processes_of_torchrun_make_one_capture(folder: Path, capfd: pytest.
     assert manifest.complete
     assert [one.process.rank for one in (manifest, *manifest.peers)] == [0, 1]
     assert {tuple(step.step for step in one.steps) for one in (manifest, *manifest.peers)} == {(2, 3)}
-    assert manifest_of(folder / "a").launch.steps_are == "from one call of the first optimizer's step to the next"
+    assert launch_of(manifest_of(folder / "a")).steps_are == "from one call of the first optimizer's step to the next"
 
 
 @needs_jax
@@ -313,7 +317,7 @@ def test_a_program_that_is_killed_leaves_what_it_had(folder: Path, capfd: pytest
     assert not manifest.complete
     assert manifest.problem is not None
     assert manifest.problem.endswith("ended before its recording did")
-    assert manifest.launch.exit_code == 137
+    assert launch_of(manifest).exit_code == 137
 
 
 @needs_jax

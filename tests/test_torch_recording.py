@@ -19,7 +19,7 @@ import pytest
 from sources import ROOT
 
 from traceflow import recording
-from traceflow.capture import Capture, Manifest
+from traceflow.capture import Capture, Manifest, Options
 from traceflow.collectors import frameworks
 from traceflow.collectors.collector import Collector
 from traceflow.collectors.jax_profiler import JaxProfiler
@@ -360,7 +360,8 @@ def test_what_is_not_installed_is_refused(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_collectors_implement_one_interface() -> None:
-    collectors: list[Collector] = [JaxProfiler(hlo=True), TorchProfiler(memory=False)]
+    options = Options(warmup=1, steps=None, hlo=True)
+    collectors: list[Collector] = [collector(options) for collector in (JaxProfiler, TorchProfiler)]
     wanted = {name for name in vars(Collector) if not name.startswith("_")}
     for collector in collectors:
         assert wanted <= {name for name in dir(collector) if callable(getattr(collector, name))}

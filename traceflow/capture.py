@@ -2,8 +2,9 @@
 
 A capture is a folder, and the same folder is an ordinary TensorBoard/XProf log directory: the traces lie in
 `plugins/profile/<run>/` (JAX) or in `torch/` (PyTorch), `program/` holds the programs of instrumented functions as
-JAX wrote and compiled them, and `manifest.json` says who recorded what, how, and when each step ended. The manifest
-is optional: any folder of traces opens as a capture.
+JAX wrote and compiled them, `xla/` what XLA dumped, `rankNNNNN.*` what else a process had to say, and `manifest.json`
+says who recorded what, how, and when each step ended. The manifest is optional: any folder of traces opens as a
+capture.
 
 While it is being written a capture is called `<path>.incomplete-<pid>`. It takes its own name in one rename, once
 everything in it is complete; what a killed or failed run leaves behind therefore never looks like a capture.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
@@ -46,6 +48,14 @@ class Options(msgspec.Struct, frozen=True):
     steps: int | None  # steps to record; None: all
     hlo: bool  # JAX: whether the compiled programs are stored with the trace
     memory: bool = False  # PyTorch: whether every allocation is recorded
+    xla_dump: bool = False  # JAX: whether XLA writes each program as its passes change it
+    memory_categories: bool = False  # PyTorch: whether it is told what memory is used for
+    execution_trace: bool = False  # PyTorch: whether one more step of the warm-up is recorded as an execution trace
+
+    @property
+    def lead(self) -> int:
+        """How many steps run before the profiler starts: the warm-up, and that of the execution trace."""
+        return self.warmup + self.execution_trace
 
 
 class Devices(msgspec.Struct, frozen=True):
@@ -78,6 +88,14 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     compile_ns: int  # time that took
 
 
+class Launch(msgspec.Struct, frozen=True):
+    """How `traceflow run` started a program, and what came of it."""
+
+    command: list[str]
+    exit_code: int  # of the program; 128 + number of the signal that ended it
+    steps_are: str | None  # what was taken for a step in this process; None: it had none, and was recorded as a window
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of a capture without opening its traces: what one process says, and its peers."""
 
@@ -93,6 +111,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     options: Options
     warmup: tuple[StepRecord, ...]  # steps outside the trace
     steps: tuple[StepRecord, ...]  # steps inside the trace
+    missing: tuple[str, ...] = ()  # what was asked for besides the trace and could not be had, with the reason
+    launch: Launch | None = None  # None: the program recorded itself
     peers: tuple[Manifest, ...] = ()  # of the other processes that recorded, in order of rank
 
 
@@ -137,7 +157,8 @@ def read_manifest(folder: Path) -> Manifest | None:
     """
     if (folder / MANIFEST).is_file():
         return _decoded(folder / MANIFEST)
-    return _gathered([_decoded(file) for file in sorted(folder.glob(_OF_RANK))])
+    manifests = [_decoded(file) for file in sorted(folder.glob(_OF_RANK))]
+    return gathered(manifests) if manifests else None
 
 
 def _decoded(file: Path) -> Manifest:
@@ -152,10 +173,8 @@ def _decoded(file: Path) -> Manifest:
     raise TraceflowError("TF107", f"cannot read {file}", why, "update traceflow")
 
 
-def _gathered(manifests: list[Manifest]) -> Manifest | None:
-    """What several processes say, as the manifest of the first: complete when all are."""
-    if not manifests:
-        return None
+def gathered(manifests: Sequence[Manifest]) -> Manifest:
+    """What one or more processes say, in order of rank, as the manifest of the first: complete when all are."""
     problems = [f"rank {manifest.process.rank}: {manifest.problem}" for manifest in manifests if manifest.problem]
     return msgspec.structs.replace(
         manifests[0],
@@ -205,9 +224,19 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         _write(folder / f"manifest.rank{process.rank:05d}.json", manifest)
 
 
+def write_gathered(folder: Path, manifest: Manifest) -> None:
+    """Write what all processes say into `folder`, as its only manifest."""
+    _write(folder / MANIFEST, manifest)
+
+
 def _write(file: Path, manifest: Manifest) -> None:
+    write_whole(file, msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+
+
+def write_whole(file: Path, content: bytes) -> None:
+    """Write a file, replacing what was there in one step; nobody sees a part of it."""
     draft = file.with_name(f".{file.name}")
-    draft.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    draft.write_bytes(content)
     draft.replace(file)
 
 
@@ -227,7 +256,7 @@ def publish_complete(folder: Path, path: Path, *, force: bool) -> None:
     except FileNotFoundError:
         return  # several found at once that all is complete, and another one was the first
     try:
-        _write(mine / MANIFEST, manifest)
+        write_gathered(mine, manifest)
         publish(mine, path, force=force)
     except (OSError, TraceflowError):
         mine.rename(folder)

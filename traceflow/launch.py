@@ -13,16 +13,17 @@ import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
 
 import msgspec
 
-from traceflow.capture import MANIFEST, Manifest, Options, publish, read_manifest, reserve
+from traceflow.capture import Launch, Manifest, Options, gathered, publish, read_manifest, reserve, write_gathered
 from traceflow.collectors.torch_profiler import TRACES
+from traceflow.collectors.xla_dump import FOLDER, SCRATCH, keep_dump
 from traceflow.errors import TraceflowError
-from traceflow.launched import SETTINGS, STEPS, WINDOW, Settings
+from traceflow.launched import OWN, SETTINGS, STEPS, WINDOW, Settings
 
 _PARTS = "processes"  # folder of the captures of single processes, until they are merged
 _HOOK = Path(__file__).parent / "start"
@@ -30,27 +31,14 @@ _RUNS = Path("plugins", "profile")
 _PREFERRED = (STEPS, f"{STEPS}.*", WINDOW, f"{WINDOW}.*")
 
 
-class Launch(msgspec.Struct, frozen=True):
-    """How a program was started, and what came of it."""
-
-    command: list[str]
-    exit_code: int  # of the program; 128 + number of the signal that ended it
-    steps_are: str | None  # what was taken for a step in this process; None: it had none, and was recorded as a window
-
-
-class LaunchedManifest(Manifest, frozen=True, kw_only=True):
-    """The manifest of a capture of a program that traceflow started."""
-
-    launch: Launch
-
-
 @dataclass(frozen=True)
 class Launched:
     """What came of a program."""
 
     exit_code: int
-    manifest: LaunchedManifest | None  # of the capture, None where there is none that is complete
-    problem: TraceflowError | None  # why there is none
+    manifest: Manifest | None = None  # of the capture, None where there is none that is complete
+    problem: TraceflowError | None = None  # why there is none
+    own: Path | None = None  # what the program, which records itself, made instead
 
 
 def launch(
@@ -76,7 +64,7 @@ def launch(
             started.
     """
     if os.environ.get("TRACEFLOW") == "0":
-        return Launched(_ran(command, os.environ), None, None)
+        return Launched(_ran(command, os.environ))
     folder = reserve(path.resolve(), force=force)
     settings = Settings(str(folder / _PARTS), options, after_s, seconds)
     try:
@@ -146,6 +134,11 @@ class _Part:
 
 def _collected(folder: Path, path: Path, command: Sequence[str], exit_code: int, *, force: bool) -> Launched:
     """Merge what the processes left in `folder`, and give it its name if it is complete."""
+    own = next(folder.glob(f"{_PARTS}/*/{OWN}"), None)
+    if own is not None:
+        itself = Path(own.read_text(encoding="utf-8"))
+        shutil.rmtree(folder)
+        return Launched(exit_code, own=itself)
     parts = sorted(_parts(folder / _PARTS), key=lambda part: part.rank)
     if not parts:
         shutil.rmtree(folder)
@@ -153,10 +146,10 @@ def _collected(folder: Path, path: Path, command: Sequence[str], exit_code: int,
     if len({part.rank for part in parts}) < len(parts):
         why = f"its {len(parts)} processes are not the ranks of one program"
         return Launched(exit_code, None, _failure(path, why, f"each has a capture in {folder.name}/{_PARTS}"))
-    manifest = _manifest(parts, command, exit_code)
     _merge(parts, folder)
+    manifest = _manifest([_with_dump(part, folder) for part in parts], command, exit_code)
     shutil.rmtree(folder / _PARTS)
-    (folder / MANIFEST).write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=2) + b"\n")
+    write_gathered(folder, manifest)
     if manifest.problem is not None:
         return Launched(exit_code, None, _failure(path, manifest.problem, f"what was recorded lies in {folder.name}"))
     publish(folder, path.resolve(), force=force)
@@ -190,26 +183,18 @@ def _traced(capture: Path) -> bool:
     return any(capture.glob(f"{_RUNS}/*/*")) or any(capture.glob(f"{TRACES}/*"))
 
 
-def _manifest(parts: Sequence[_Part], command: Sequence[str], exit_code: int) -> LaunchedManifest:
+def _manifest(parts: Sequence[_Part], command: Sequence[str], exit_code: int) -> Manifest:
     """What all processes say, in order of rank, as the manifest of the first."""
-    problem = _problem(parts, exit_code)
-    first, *peers = (_launched(part, Launch(list(command), exit_code, _steps_are(part))) for part in parts)
-    return msgspec.structs.replace(first, complete=problem is None, problem=problem, peers=tuple(peers))
-
-
-def _problem(parts: Sequence[_Part], exit_code: int) -> str | None:
-    """What keeps a capture from being complete."""
-    problems = [f"rank {part.rank}: {part.problem}" for part in parts if part.problem is not None]
+    manifest = gathered([_launched(part, Launch(list(command), exit_code, _steps_are(part))) for part in parts])
     world_size = max(part.manifest.process.world_size or 1 for part in parts)
-    missing = sorted({*range(world_size)} - {part.rank for part in parts})
-    if missing and exit_code != 0:  # of a program that ended well, they ran on other hosts
-        problems.append(f"rank {missing[0]}: it recorded nothing")
-    return problems[0] if problems else None
+    absent = sorted({*range(world_size)} - {part.rank for part in parts})
+    if manifest.problem is not None or not absent or exit_code == 0:  # of a program that ended well, they ran elsewhere
+        return manifest
+    return msgspec.structs.replace(manifest, complete=False, problem=f"rank {absent[0]}: it recorded nothing")
 
 
-def _launched(part: _Part, launch: Launch) -> LaunchedManifest:
-    said = {**msgspec.structs.asdict(part.manifest), "complete": part.problem is None, "problem": part.problem}
-    return LaunchedManifest(**said, launch=launch)
+def _launched(part: _Part, launch: Launch) -> Manifest:
+    return msgspec.structs.replace(part.manifest, complete=part.problem is None, problem=part.problem, launch=launch)
 
 
 def _steps_are(part: _Part) -> str | None:
@@ -230,6 +215,16 @@ def _merge(parts: Sequence[_Part], folder: Path) -> None:
                 _move(file, folder / _RUNS / run.name / f"{prefix}{file.name}")
         for file in (*part.folder.glob(f"{TRACES}/*"), *part.folder.glob("rank*")):
             _move(file, folder / file.relative_to(part.folder))
+
+
+def _with_dump(part: _Part, folder: Path) -> _Part:
+    """Take in what XLA dumped of a process of JAX, where that was asked for."""
+    said = part.manifest
+    if not said.options.xla_dump or "jax" not in said.frameworks or said.missing:
+        return part
+    why = keep_dump(part.folder.parent / SCRATCH, folder / FOLDER / f"rank{part.rank:05d}")
+    missing = () if why is None else (f"the dump of XLA: {why}",)
+    return replace(part, manifest=msgspec.structs.replace(said, missing=missing))
 
 
 def _move(file: Path, place: Path) -> None:

@@ -25,15 +25,19 @@ import msgspec
 from traceflow.capture import Options
 from traceflow.collectors.jax_profiler import JaxProfiler
 from traceflow.collectors.moments import on_annotated_step, on_compilation, on_optimizer_step, on_own_profile
-from traceflow.recording import Step, _Recording
+from traceflow.collectors.xla_dump import SCRATCH, begin_dump, end_dump
+from traceflow.recording import Recording, before_recording
+from traceflow.step import Step
 
 if TYPE_CHECKING:
     from traceflow.collectors.collector import Collector
 
 SETTINGS = "TRACEFLOW_RUN"  # the environment variable that holds them
 STEPS, WINDOW = "steps", "window"  # names of the captures of a process
+OWN = "own-recording"  # name of the file in which a process says where the program records itself
 
 _OWN_PROFILE = "the program started a profile of its own"
+_OWN_RECORDING = "the program records itself"
 _PATIENCE_S = 60  # how long the end of a program may wait for the profiler
 
 
@@ -51,18 +55,22 @@ def record_torch() -> None:
     from traceflow.collectors.torch_profiler import TorchProfiler
 
     settings = _settings()
-    collector = TorchProfiler(memory=settings.options.memory)
+    collector = TorchProfiler(settings.options)
     # The first step ends when nothing is known of it yet. The recording begins with the second.
     recording = _Quiet(settings, STEPS, collector, settings.options, first=1)
-    _OptimizerSteps(recording)
+    steps = _OptimizerSteps(recording)
+    before_recording(steps.give_way)
     atexit.register(recording.end)
 
 
 def record_jax() -> None:
     """Record the annotated steps of this process, or a window; called when JAX has been imported."""
-    steps = _JaxSteps(_settings())
-    on_compilation(steps.window.busy, steps.window.idle)
-    on_own_profile(steps.give_way)
+    settings = _settings()
+    why = begin_dump(_own_folder(settings) / SCRATCH) if settings.options.xla_dump else None
+    steps = _JaxSteps(settings, [] if why is None else [f"the dump of XLA: {why}"])
+    on_compilation(steps.window.busy, steps.compiled)
+    on_own_profile(steps.profiled)
+    before_recording(steps.give_way)
     # JAX has registered how it lets go of its devices; what is registered last is called first.
     atexit.register(steps.end)
 
@@ -71,21 +79,26 @@ def _settings() -> Settings:
     return msgspec.json.decode(os.environ[SETTINGS], type=Settings)
 
 
-class _Quiet(_Recording):
+def _own_folder(settings: Settings) -> Path:
+    """The folder of this process."""
+    return Path(settings.folder, str(os.getpid()))
+
+
+class _Quiet(Recording):
     """A recording that opens with its first step, and whose problems are told by the launcher."""
 
     def __init__(
         self, settings: Settings, name: str, collector: Collector, options: Options, *, first: int = 0
     ) -> None:
-        super().__init__(Path(settings.folder, str(os.getpid()), name), options, collector, force=False)
-        self._next_step = first
+        self._folder_here = _own_folder(settings)
+        super().__init__(self._folder_here / name, options, collector, force=False, first=first)
         self._began = False
         self._pid, self._thread = os.getpid(), 0
 
     @property
     def over(self) -> bool:
         """Whether it has recorded all that it will."""
-        return self._began and not self._open
+        return self._began and not self.is_open
 
     @property
     def here(self) -> bool:
@@ -100,7 +113,7 @@ class _Quiet(_Recording):
         if not self._began:
             self._began, self._thread = True, threading.get_ident()
             with self.survive("the recording could not begin"):
-                self.__enter__()
+                self.begin()
         return super().step()
 
     def end(self, problem: str | None = None) -> None:
@@ -112,7 +125,16 @@ class _Quiet(_Recording):
         error = getattr(sys, "last_value", None)
         self.__exit__(None if error is None else type(error), error, None)
 
-    def _tell(self) -> None:
+    def give_way(self, path: Path) -> None:
+        """End because the program is about to record itself, and tell the launcher so."""
+        if self._pid != os.getpid():
+            return
+        self.end(_OWN_RECORDING)
+        with self.survive("the program's own recording could not be told"):
+            self._folder_here.mkdir(parents=True, exist_ok=True)
+            (self._folder_here / OWN).write_text(str(path), encoding="utf-8")
+
+    def tell(self) -> None:
         """Stay silent: the error stream is the program's."""
 
 
@@ -134,14 +156,28 @@ class _OptimizerSteps:
             self._optimizer, self._step = optimizer, self._recording.step()
             self._step.__enter__()
         if self._recording.over:
-            self._end_watch()
-            self._optimizer = self._step = None
+            self._end()
+
+    def give_way(self, path: Path) -> None:
+        """Leave the steps to a recording of the program itself; one that is over stays."""
+        if not self._recording.over:
+            self._recording.give_way(path)
+        self._end()
+
+    def _end(self) -> None:
+        self._end_watch()
+        self._optimizer = self._step = None
 
 
 class _Unmarked(JaxProfiler):
     """The profiler of a program that goes on while it is recorded: nothing is marked, and arrays may be given away."""
 
     starter: ClassVar[int | None] = None  # the thread that is starting the profiler
+
+    def __init__(self, options: Options, missing: list[str]) -> None:
+        # XLA has been told to dump when JAX was imported, and the launcher takes in what it wrote.
+        super().__init__(msgspec.structs.replace(options, xla_dump=False))
+        self.missing = missing
 
     def start(self, folder: Path) -> None:
         """Start tracing, and let it be known that this is not the program's own profile."""
@@ -192,9 +228,9 @@ class _Annotated(_Unmarked):
 class _JaxSteps:
     """The steps that a JAX program annotates; until it does, a window."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.window = _Window(settings)
-        self._collector = _Annotated(hlo=settings.options.hlo)
+    def __init__(self, settings: Settings, missing: list[str]) -> None:
+        self.window = _Window(settings, missing)
+        self._collector = _Annotated(settings.options, missing)
         self._recording = _Quiet(settings, STEPS, self._collector, settings.options)
         self._inside = False
         self._end_watch = on_annotated_step(self._around)
@@ -217,7 +253,20 @@ class _JaxSteps:
             if self._recording.over:
                 self._end_watch()
 
-    def give_way(self) -> None:
+    def compiled(self) -> None:
+        """Hear that a program has been compiled, for which XLA has read its flags."""
+        end_dump()
+        self.window.idle()
+
+    def give_way(self, path: Path) -> None:
+        """Leave the profiler to a recording of the program itself; one that is over stays."""
+        over = self.window.over or self._recording.over
+        self.window.end(_OWN_RECORDING)
+        if not over:
+            self._recording.give_way(path)
+        self._end_watch()
+
+    def profiled(self) -> None:
         """Leave the profiler to the program, which is about to start it."""
         if _Unmarked.starter != threading.get_ident():
             self.window.end(_OWN_PROFILE)
@@ -232,13 +281,18 @@ class _JaxSteps:
 class _Window:
     """One recording without steps, in a thread of its own, from the first compilation until all is compiled and run."""
 
-    def __init__(self, settings: Settings) -> None:
-        options = msgspec.structs.replace(settings.options, warmup=0, steps=1)
-        self._recording = _Quiet(settings, WINDOW, _Unmarked(hlo=options.hlo), options)
+    def __init__(self, settings: Settings, missing: list[str]) -> None:
+        options = msgspec.structs.replace(settings.options, warmup=0, steps=1, execution_trace=False)
+        self._recording = _Quiet(settings, WINDOW, _Unmarked(options, missing), options)
         self._after_s, self._seconds = settings.after_s, settings.seconds
         self._compiling, self._idle_since = False, 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether it was recorded."""
+        return self._recording.over
 
     def busy(self) -> None:
         """Hear that a program is being compiled: the window stays open that long."""

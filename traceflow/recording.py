@@ -1,16 +1,14 @@
 """Recording: `record` wraps a loop, and leaves a capture of its steps.
 
-A step has three endpoints, which are three different times: its calls *returned* to Python, its results were
-*ready* on the devices, and they were *fetched* to the host. Frameworks that dispatch asynchronously return long
-before the work is done, so a step waits for its results before it ends, and says in the trace where it did.
-
 All processes of a distributed program that record to one path make one capture together.
 """
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Generator
@@ -22,6 +20,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
+from traceflow.attachment import check_name, serialized, write_attachment
 from traceflow.capture import (
     Clock,
     Manifest,
@@ -34,36 +33,27 @@ from traceflow.capture import (
     wait_until_published,
     write_manifest,
 )
+from traceflow.collectors.collector import FAILURES, optional, reason
 from traceflow.errors import TraceflowError
+from traceflow.step import FREE_STEP, MeasuredStep, Step, UndecidedStep
 
 if TYPE_CHECKING:
     from traceflow.collectors.collector import Collector
     from traceflow.collectors.frameworks import Framework
     from traceflow.collectors.jax_program import Call
 
-CALL = "traceflow.call"  # from the start of the step until the user's calls have returned
-READY = "traceflow.ready"  # the host waits for the devices
-FETCH = "traceflow.fetch"  # results are copied to the host
-_NOT_AWAITED = "the results of a step could not be awaited"
-
 _log = logging.getLogger("traceflow")
 _Tree = TypeVar("_Tree")
 _PATIENCE_S = 60  # how long a process that has ended its recording waits for the others
-
-# What profilers raise when they cannot start, wait or write. It must never reach the program that is measured.
-_FAILURES = (
-    AssertionError,
-    AttributeError,
-    ImportError,
-    OSError,
-    RuntimeError,
-    TraceflowError,
-    TypeError,
-    ValueError,
-)
+_listeners: list[Callable[[Path], object]] = []
 
 
-def recording_here() -> _Recording | None:
+def before_recording(call: Callable[[Path], object]) -> None:
+    """Call a function, with the path, before this program begins a recording of its own. It must not raise."""
+    _listeners.append(call)
+
+
+def recording_here() -> Recording | None:
     """The recording this thread is in, None outside one and while one of its steps is open."""
     recording = _HERE.get()
     return recording if recording is not None and recording.awaits_step() else None
@@ -77,14 +67,18 @@ def record(
     warmup: int = 1,
     steps: int | None = None,
     hlo: bool = True,
+    xla_dump: bool = False,
     memory: bool = False,
+    memory_categories: bool = False,
+    execution_trace: bool = False,
 ) -> Recorder:
     """Record the steps of a JAX or PyTorch program into the capture `path`.
 
     The first `warmup` steps run before the profiler starts, so that compilation and warm-up stay out of the trace.
     With `TRACEFLOW=0` in the environment nothing is recorded and a step costs next to nothing. A profiler that
     fails is reported once through the logger `traceflow`, and the program goes on; an error of the program itself
-    passes through unchanged. Both leave `<path>.incomplete-<pid>` instead of a capture.
+    passes through unchanged. Both leave `<path>.incomplete-<pid>` instead of a capture. Of what is recorded besides
+    the trace, whatever fails is named in the manifest (`missing`), with one warning, and the capture is complete.
 
     In a distributed program every process calls this with the same path. The capture is complete when all
     of those that began to trace have ended; a process that ends earlier waits for the others when it leaves.
@@ -97,7 +91,11 @@ def record(
         warmup: Steps before the profiler starts. PyTorch on a GPU needs one, during which its profiler warms up.
         steps: Steps to record; then the capture is closed and further steps are free. None records until the end.
         hlo: JAX: store the compiled programs with the trace, which explaining it needs.
-        memory: PyTorch: record every allocation.
+        xla_dump: JAX: keep what XLA dumps of each program that it compiles, in `xla/`: the text and the protobuf before
+            and after optimization, and where it is divided among devices. Enter this before JAX computes anything.
+        memory: PyTorch: record every allocation; on a GPU with the history of its allocator.
+        memory_categories: PyTorch: tell in addition what memory was used for. Slows the host, whose stacks it takes.
+        execution_trace: PyTorch: let one more step pass before the recorded ones, and keep its execution trace.
 
     Returns:
         A context manager with `step()`.
@@ -122,12 +120,26 @@ def record(
         return Recorder()
     from traceflow.collectors.frameworks import collector_for, framework_in_use, unknown_framework
 
-    options = Options(warmup, steps, hlo, memory)
+    options = Options(
+        warmup,
+        steps,
+        hlo,
+        memory=memory,
+        xla_dump=xla_dump,
+        memory_categories=memory_categories,
+        execution_trace=execution_trace,
+    )
     framework = framework or framework_in_use()
     if framework is None and warmup == 0:
         raise unknown_framework()
     collector = None if framework is None else collector_for(framework, options)
-    return _Recording(Path(path).resolve(), options, collector, force=force)
+    return Recording(Path(path).resolve(), options, collector, force=force)
+
+
+def lacks(path: Path, what: str) -> TraceflowError:
+    """What to say where something that was asked for besides the trace is missing; it begins `missing: reason`."""
+    name, _, why = what.partition(": ")
+    return TraceflowError("TF119", f"cannot keep {name} in {path}", why, "everything else was recorded")
 
 
 class Recorder:
@@ -143,7 +155,20 @@ class Recorder:
 
     def step(self) -> Step:
         """A context for the next step of the loop; free where nothing is recorded."""
-        return _FREE_STEP
+        return FREE_STEP
+
+    def attach(self, name: str, data: Any) -> None:
+        """Keep something beside the trace of this process, as `rankNNNNN.<name>` in the capture.
+
+        Args:
+            name: What to call it, such as `routing.npz`. A second one of a name takes the place of the first.
+            data: Bytes or text; for a name in `.npz` arrays by name; for any other what JSON can hold.
+
+        Raises:
+            ValueError: when `name` is none of a file.
+        """
+        check_name(name)
+        del data
 
     def model(self, model: _Tree) -> _Tree:
         """Tell the model, so that the capture says how its parameters are placed (PyTorch: the DTensors).
@@ -154,62 +179,56 @@ class Recorder:
         return model
 
 
-class Step:
-    """One step. This one lies outside the recording: it measures nothing."""
+class Recording(Recorder):
+    """Warm-up, then tracing, then closed; a failure of the profiler closes it early.
 
-    __slots__ = ()
+    Args:
+        path: The capture to make.
+        options: What to record.
+        collector: Of the framework; None where that is not known yet.
+        force: Replace the capture at `path`, if there is one.
+        first: The number of the first step.
+    """
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def __init__(
+        self, path: Path, options: Options, collector: Collector | None, *, force: bool, first: int = 0
     ) -> None:
-        return None
-
-    def ready(self, tree: _Tree) -> _Tree:
-        """Name what the step has to wait for; without it, that is every array still being computed.
-
-        Returns:
-            `tree`, unchanged and not yet waited for: that happens at the end of the step.
-        """
-        return tree
-
-    def fetch(self, tree: Any) -> Any:
-        """Wait for the step's results, and copy those in `tree` to the host.
-
-        Returns:
-            `tree` with numpy arrays in place of device arrays.
-        """
-        from traceflow.collectors.frameworks import fetched
-
-        return fetched(tree)
-
-
-_FREE_STEP = Step()
-
-
-class _Recording(Recorder):
-    """Warm-up, then tracing, then closed; a failure of the profiler closes it early."""
-
-    def __init__(self, path: Path, options: Options, collector: Collector | None, *, force: bool) -> None:
         self._path = path
         self._options = options
         self._collector = collector
         self._force = force
         self._open = self._warm = self._tracing = self._guest = False
-        self._next_step = 0
+        self._next_step = first
         self._warmup: list[StepRecord] = []
         self._steps: list[StepRecord] = []
         self._problem: str | None = None
-        self._told = False
+        self._missing: list[str] = []
+        self._attached: dict[str, bytes] = {}
+        self._told, self._told_lacking = False, 0
         self._asked: dict[int, object] = {}  # functions by identity, which holds while they are kept
         self._calls: list[Call] = []
-        self._outer: _Recording | None = None
+        self._outer: Recording | None = None
         self.in_step = False
 
+    @property
+    def is_open(self) -> bool:
+        """Whether it takes steps."""
+        return self._open
+
     def __enter__(self) -> Self:
+        for call in _listeners:
+            call(self._path)
+        self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Take steps from now on.
+
+        Raises:
+            TraceflowError: TF110 when the path is taken, TF114 when nothing can be written there.
+        """
         self._folder = reserve(self._path, force=self._force)
+        self._scratch = self._folder.with_name(self._folder.name.replace(".incomplete-", ".scratch-"))
         self._created = datetime.now(UTC).isoformat()
         self._clock = Clock(time.time_ns(), time.perf_counter_ns())
         with self.survive("the manifest could not be written"):
@@ -219,28 +238,28 @@ class _Recording(Recorder):
         self._open = True
         self._outer = _HERE.get()
         _HERE.set(self)
-        return self
 
     def awaits_step(self) -> bool:
         """Whether what comes next may be a step."""
         return self._open and not self.in_step
 
     def step(self) -> Step:
+        """The next step, of the warm-up or measured; free once the recording is over."""
         if not self._open:
-            return _FREE_STEP
+            return FREE_STEP
         number, self._next_step = self._next_step, self._next_step + 1
-        if number >= self._options.warmup and not self._tracing and not self._start():
-            return _FREE_STEP
+        if number >= self._options.lead and not self._tracing and not self._start():
+            return FREE_STEP
         if self._collector is None:
-            return _UndecidedStep(self)
-        if number == self._options.warmup - 1:
+            return UndecidedStep(self)
+        if number == self._options.lead - 1:
             with self.survive("the profiler could not warm up"):
                 self._collector.prepare()
-        return _MeasuredStep(self, self._collector, number)
+        return MeasuredStep(self, self._collector, number)
 
     def remember(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep the shapes of the first call to record of a function, for its program. To be called before the step."""
-        if not self._options.hlo or self._next_step < self._options.warmup or id(function) in self._asked:
+        if not self._options.hlo or self._next_step < self._options.lead or id(function) in self._asked:
             return
         from traceflow.collectors.jax_program import remembered
 
@@ -249,11 +268,28 @@ class _Recording(Recorder):
             self._calls += remembered(name, function, args, kwargs)
 
     def model(self, model: _Tree) -> _Tree:
+        """Tell the model, whose placements the collector keeps."""
         self.decide(model)
         if self._open and self._collector is not None:
             with self.survive("the placements of the model could not be read"):
                 self._collector.model(model)
         return model
+
+    def attach(self, name: str, data: Any) -> None:
+        """Keep something beside the trace; it is written when the recording closes, or at once where it has closed."""
+        super().attach(name, data)
+        with optional(name, self._missing):
+            self._attached[name] = serialized(name, data)
+            if not self._open:
+                self._write_attached()
+
+    def _write_attached(self) -> None:
+        """Write what was attached, into the capture or where it is made."""
+        rank = self._rank()[0] or 0
+        while self._attached:
+            name, content = self._attached.popitem()
+            with optional(name, self._missing):
+                write_attachment((self._folder, self._path), f"rank{rank:05d}.{name}", content)
 
     def decide(self, tree: object) -> None:
         """Record the framework of `tree`, where it was not known before."""
@@ -266,7 +302,7 @@ class _Recording(Recorder):
     def _use(self, collector: Collector) -> None:
         self._collector = collector
         with self.survive("compilations could not be watched"):
-            collector.open()
+            collector.open(self._scratch)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -278,7 +314,7 @@ class _Recording(Recorder):
         if self._problem is None:
             with self.survive("the other processes could not be awaited"):
                 self._problem = wait_until_published(self._folder, patience_s=_PATIENCE_S)
-        self._tell()
+        self.tell()
 
     def spoil(self, problem: str) -> None:
         """Keep the capture from being called complete. The first problem is the one that is told."""
@@ -289,9 +325,8 @@ class _Recording(Recorder):
         """Run a piece of our own work; its failure spoils the capture, and never the program."""
         try:
             yield
-        except _FAILURES as error:
-            reason = str(error).partition("\n")[0]
-            self.spoil(reason if isinstance(error, TraceflowError) else f"{what}: {type(error).__name__}: {reason}")
+        except FAILURES as error:
+            self.spoil(reason(error) if isinstance(error, TraceflowError) else f"{what}: {reason(error)}")
 
     def finish(self, record: StepRecord) -> None:
         """Take in the record of a step that ended well."""
@@ -337,18 +372,30 @@ class _Recording(Recorder):
             with self.survive("the profiler could not be released"):
                 self._collector.close()
         self._asked, self._calls = {}, []
+        self._clear_scratch()
+        self._write_attached()
         if not self._steps:
-            self.spoil(f"no step was recorded after {min(self._next_step, self._options.warmup)} of warm-up")
+            self.spoil(f"no step was recorded after {min(self._next_step, self._options.lead)} of warm-up")
         self._complete()
-        self._tell()
+        self.tell()
 
-    def _tell(self) -> None:
-        """Say what keeps the capture from being complete, once."""
-        if self._problem is None or self._told:
-            return
-        self._told = True
-        left = f"what was recorded lies in {self._folder.name}"
-        _log.warning("%s", TraceflowError("TF115", f"cannot record {self._path}", self._problem, left))
+    def _clear_scratch(self) -> None:
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        if self._options.xla_dump:  # XLA writes what it compiles as long as the process lives
+            atexit.register(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    def tell(self) -> None:
+        """Say what keeps the capture from being complete, and what it lacks, once."""
+        if self._problem is not None and not self._told:
+            self._told = True
+            left = f"what was recorded lies in {self._folder.name}"
+            _log.warning("%s", TraceflowError("TF115", f"cannot record {self._path}", self._problem, left))
+        for lacking in self._lacking()[self._told_lacking :]:
+            self._told_lacking += 1
+            _log.warning("%s", lacks(self._path, lacking))
+
+    def _lacking(self) -> list[str]:
+        return [*(self._collector.missing if self._collector is not None else ()), *self._missing]
 
     def _complete(self) -> None:
         if self._problem is None:
@@ -362,7 +409,7 @@ class _Recording(Recorder):
     def _manifest(self, *, complete: bool) -> Manifest:
         # During warm-up the framework may not have chosen its devices yet, and asking would choose for it.
         known = self._collector if self._warm else None
-        rank, world_size = known.rank() if known is not None else (None, None)
+        rank, world_size = self._rank()
         return Manifest(
             traceflow_version=version("traceflow-ml"),
             created=self._created,
@@ -375,125 +422,11 @@ class _Recording(Recorder):
             options=self._options,
             warmup=tuple(self._warmup),
             steps=tuple(self._steps),
+            missing=tuple(self._lacking()),
         )
 
-
-_HERE: ContextVar[_Recording | None] = ContextVar("traceflow.recording", default=None)
-
-
-class _UndecidedStep(Step):
-    """A step of the warm-up before the framework is known; what it is told decides."""
-
-    __slots__ = ("_recording",)
-
-    def __init__(self, recording: _Recording) -> None:
-        self._recording = recording
-
-    def __enter__(self) -> Self:
-        self._recording.in_step = True
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._recording.in_step = False
-
-    def ready(self, tree: _Tree) -> _Tree:
-        self._recording.decide(tree)
-        return tree
-
-    def fetch(self, tree: Any) -> Any:
-        return super().fetch(self.ready(tree))
+    def _rank(self) -> tuple[int | None, int | None]:
+        return self._collector.rank() if self._collector is not None and self._warm else (None, None)
 
 
-class _MeasuredStep(Step):
-    """A step that marks itself in the trace, waits for its results, and notes its three endpoints."""
-
-    __slots__ = (
-        "_call",
-        "_collector",
-        "_compiled",
-        "_fetched_ns",
-        "_number",
-        "_ready_ns",
-        "_recording",
-        "_returned_ns",
-        "_span",
-        "_start_ns",
-        "_trees",
-    )
-
-    def __init__(self, recording: _Recording, collector: Collector, number: int) -> None:
-        self._recording = recording
-        self._collector = collector
-        self._number = number
-        self._trees: tuple[object, ...] = ()
-        self._returned_ns: int | None = None
-        self._ready_ns: int | None = None
-        self._fetched_ns: int | None = None
-
-    def __enter__(self) -> Self:
-        self._recording.in_step = True
-        self._compiled = self._collector.compilations()
-        self._start_ns = time.time_ns()
-        self._span = self._collector.step(self._number)
-        self._span.__enter__()
-        self._call = self._collector.span(CALL)
-        self._call.__enter__()
-        return self
-
-    def ready(self, tree: _Tree) -> _Tree:
-        self._trees += (tree,)
-        return tree
-
-    def fetch(self, tree: Any) -> Any:
-        self._end_call()
-        with self._recording.survive(_NOT_AWAITED):
-            self._wait(self._collector.pending((*self._trees, tree) if self._trees else ()))
-        with self._collector.span(FETCH):
-            fetched = self._collector.fetch(tree)
-        self._fetched_ns = time.time_ns()
-        return fetched
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_call()
-        if kind is None:
-            self._settle()
-        self._span.__exit__(None, None, None)
-        self._recording.in_step = False
-        self._trees = ()  # the step may outlive its body, and must not keep the arrays alive
-        if kind is None:
-            self._recording.finish(self._record())
-        else:
-            self._recording.spoil(f"step {self._number} raised {kind.__name__}")
-
-    def _end_call(self) -> None:
-        if self._returned_ns is None:
-            self._call.__exit__(None, None, None)
-            self._returned_ns = time.time_ns()
-
-    def _settle(self) -> None:
-        """Wait at the end of the step, unless a fetch has done so and nothing was launched since."""
-        with self._recording.survive(_NOT_AWAITED):
-            pending = self._collector.pending(self._trees)
-            if self._fetched_ns is None or pending:
-                self._wait(pending)
-
-    def _wait(self, pending: list[Any]) -> None:
-        with self._collector.span(READY):
-            self._collector.wait(pending)
-            self._ready_ns = self._ready_ns or time.time_ns()
-
-    def _record(self) -> StepRecord:
-        compilations, compile_ns = self._collector.compilations()
-        return StepRecord(
-            step=self._number,
-            start_ns=self._start_ns,
-            returned_ns=self._returned_ns or self._start_ns,
-            ready_ns=self._ready_ns,
-            fetched_ns=self._fetched_ns,
-            compilations=compilations - self._compiled[0],
-            compile_ns=compile_ns - self._compiled[1],
-        )
+_HERE: ContextVar[Recording | None] = ContextVar("traceflow.recording", default=None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,7 +13,8 @@ import typer
 from traceflow.cli.options import Force, Options
 
 if TYPE_CHECKING:
-    from traceflow.launch import LaunchedManifest
+    from traceflow.capture import Manifest
+    from traceflow.launch import Launched
 
 
 def run(
@@ -34,7 +35,14 @@ def run(
         float, typer.Option(metavar="SECONDS", min=0, help="JAX without annotated steps: record so long.")
     ] = 10,
     hlo: Annotated[bool, typer.Option(help="JAX: keep the compiled programs.")] = True,
+    xla_dump: Annotated[bool, typer.Option("--xla-dump", help="JAX: keep what XLA dumps of each program.")] = False,
     memory: Annotated[bool, typer.Option("--memory", help="PyTorch: record every allocation.")] = False,
+    memory_categories: Annotated[
+        bool, typer.Option("--memory-categories", help="PyTorch: tell what memory is used for. Slows the host.")
+    ] = False,
+    execution_trace: Annotated[
+        bool, typer.Option("--execution-trace", help="PyTorch: keep the execution trace of one more step.")
+    ] = False,
 ) -> None:
     """Run a program, unchanged, and record some of its steps; exits as the program does.
 
@@ -44,19 +52,42 @@ def run(
     from traceflow.launch import launch
 
     path = output or Path(capture_name(command))
-    wanted = Wanted(warmup=warmup, steps=steps, hlo=hlo, memory=memory)
+    wanted = Wanted(
+        warmup=warmup,
+        steps=steps,
+        hlo=hlo,
+        memory=memory,
+        xla_dump=xla_dump,
+        memory_categories=memory_categories,
+        execution_trace=execution_trace,
+    )
     launched = launch(command, path, wanted, after_s=after, seconds=seconds, force=force)
-    if launched.problem is not None:
-        sys.stderr.write(f"warning: {launched.problem}\n")
-    elif launched.manifest is not None and not options.quiet:
-        sys.stderr.write(f"traceflow: {_recorded(launched.manifest)} in {path}\n")
+    for line in _told(launched, path, quiet=options.quiet):
+        sys.stderr.write(f"{line}\n")
     raise SystemExit(launched.exit_code)
 
 
-def _recorded(manifest: LaunchedManifest) -> str:
+def _told(launched: Launched, path: Path, *, quiet: bool) -> Iterator[str]:
+    """What is said at the end."""
+    from traceflow.recording import lacks
+
+    if launched.problem is not None:
+        yield f"warning: {launched.problem}"
+    if launched.manifest is not None:
+        everybody = (launched.manifest, *launched.manifest.peers)
+        lacking = dict.fromkeys(what for manifest in everybody for what in manifest.missing)
+        yield from (f"warning: {lacks(path, what)}" for what in lacking)
+    if launched.manifest is not None and not quiet:
+        yield f"traceflow: {_recorded(launched.manifest)} in {path}"
+    if launched.own is not None and not quiet:
+        yield f"traceflow: the program records itself, in {launched.own}"
+
+
+def _recorded(manifest: Manifest) -> str:
     """What a capture holds, in a few words."""
     steps, processes = len(manifest.steps), 1 + len(manifest.peers)
-    recorded = "a window" if manifest.launch.steps_are is None else f"{steps} step{'s' * (steps > 1)}"
+    window = manifest.launch is not None and manifest.launch.steps_are is None
+    recorded = "a window" if window else f"{steps} step{'s' * (steps > 1)}"
     return f"recorded {recorded} of {processes} process{'es' * (processes > 1)}"
 
 
