@@ -1,0 +1,142 @@
+"""How a program is meant to be sharded: what was read from it, and what only its author can say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from traceflow.intent.mesh import Axes, Mesh
+from traceflow.intent.shardy import meshes, stated
+from traceflow.intent.spec import Spec
+from traceflow.program.module import HloModule
+
+
+class Role(StrEnum):
+    """Where a sharding is stated."""
+
+    ARGUMENT = "argument"
+    RESULT = "result"
+    CONSTRAINT = "constraint"
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayIntent:
+    """How one array is meant to lie."""
+
+    name: str  # as in the source: an argument's path, a result's, or the scope of a constraint
+    role: Role
+    shape: tuple[int, ...]
+    dtype: str
+    spec: Spec | None  # None where nothing is stated: the compiler may choose
+    source: str = ""
+    number: int | None = None  # of an argument, as the compiled program counts them
+
+
+@dataclass(frozen=True, slots=True)
+class Intent:
+    """How a program is meant to be sharded.
+
+    `batch`, `params` and `expected` are what no program says by itself; see :func:`intent`.
+    """
+
+    mesh: Mesh | None = None
+    arrays: tuple[ArrayIntent, ...] = ()
+    batch: Axes | None = None
+    params: Mapping[str, Spec] = field(default_factory=dict)
+    activations: Mapping[str, Spec] = field(default_factory=dict)
+    expected: tuple[str, ...] | None = None
+
+    def __or__(self, other: Intent) -> Intent:
+        """This, with what the other states in addition or instead."""
+        return replace(
+            self,
+            mesh=other.mesh or self.mesh,
+            arrays=self.arrays + other.arrays,
+            batch=self.batch if other.batch is None else other.batch,
+            params={**self.params, **other.params},
+            activations={**self.activations, **other.activations},
+            expected=self.expected if other.expected is None else other.expected,
+        )
+
+
+def intent(
+    *,
+    batch: str | Sequence[str] | None = None,
+    params: Mapping[str, Spec | object] | None = None,
+    activations: Mapping[str, Spec | object] | None = None,
+    expect: Sequence[str] | None = None,
+    mesh: Mesh | Mapping[str, int] | None = None,
+) -> Intent:
+    """State what cannot be read from a program.
+
+    Args:
+        batch: The axes that split the batch, in every program that has one.
+        params: Partition specs of arguments, by a pattern of their names as `fnmatch` reads it.
+        activations: Partition specs of intermediate arrays, by a pattern of their scopes, such as ``"*/mlp/up"``.
+        expect: The collectives that may happen, as ``"all-reduce(data)"``; none other. ``[]`` allows none at all.
+        mesh: Sizes of axes by name, where the program names no mesh.
+
+    Returns:
+        The intent, to be joined to what was read: ``read | intent(...)``.
+
+    Example:
+        >>> stated = intent(batch="data", params={"w1": Spec.of("data", None)}, expect=["reduce-scatter(data)"])
+        >>> stated.batch, str(stated.params["w1"])
+        (('data',), "P('data')")
+    """
+    return Intent(
+        mesh=mesh if mesh is None or isinstance(mesh, Mesh) else Mesh.of(mesh),
+        batch=None if batch is None else (batch,) if isinstance(batch, str) else tuple(batch),
+        params=_specs(params),
+        activations=_specs(activations),
+        expected=None if expect is None else tuple(expect),
+    )
+
+
+def _specs(given: Mapping[str, Spec | object] | None) -> dict[str, Spec]:
+    """Specs of traceflow, of JAX, or as text."""
+    return {name: spec if isinstance(spec, Spec) else Spec.parse(str(spec)) for name, spec in (given or {}).items()}
+
+
+def written_intent(module: HloModule) -> Intent:
+    """What a program says of its own sharding, in HLO before partitioning.
+
+    Args:
+        module: As the dump holds it before optimisation, with Shardy's attributes.
+
+    Returns:
+        The mesh, and how arguments, results and constraints are meant to lie. Without Shardy's attributes, empty.
+    """
+    named = meshes(module.module_attributes.get("xla.sdy.meshes", ""))
+    arrays = tuple(array for row in range(len(module)) if (array := _array(module, row)))
+    return Intent(mesh=next(iter(named.values()), None), arrays=arrays)
+
+
+def _array(module: HloModule, row: int) -> ArrayIntent | None:
+    """What one instruction states: an argument its own sharding, a constraint that of its operand."""
+    said = stated(module.attributes.get(row, {}).get("xla.sdy.sharding", ""))
+    entry = module.computation[row] == module.entry
+    if module.opcode[row] == "parameter" and entry:
+        role = Role.ARGUMENT
+    elif module.custom_call_target.get(row) == "Sharding":
+        role = Role.CONSTRAINT
+    elif module.custom_call_target.get(row) == "xla.sdy.FuncResultSharding":
+        role = Role.RESULT
+    else:
+        return None
+    dtype, shape = _shape(module.shape[row])
+    return ArrayIntent(
+        name=module.operation_name[row] or module.instruction_name[row],
+        role=role,
+        shape=shape,
+        dtype=dtype,
+        spec=said[0].spec if said else None,
+        source=module.source[row],
+        number=int(module.parameter_number[row]) if role is Role.ARGUMENT else None,
+    )
+
+
+def _shape(text: str) -> tuple[str, tuple[int, ...]]:
+    dtype, _, sizes = text.rstrip("]").partition("[")
+    return dtype, tuple(int(size.lstrip("<=")) for size in sizes.split(",") if size)
