@@ -107,7 +107,7 @@ def aligned(trace: Trace, found: Clocks) -> Trace:
     """
     if len({rank.clock for rank in trace.ranks}) < 2:
         return trace
-    e, marks = trace.events, trace.marks
+    e, marks, memory = trace.events, trace.marks, trace.memory
     rank, origin = trace.lanes.rank[e.lane], int(e.start_ns.min(initial=0))
     reference = next(r.clock for r in trace.ranks if r.rank == found.reference_rank)
     joined = tuple(r if found.offset_ns[r.rank] is None else replace(r, clock=reference) for r in trace.ranks)
@@ -124,6 +124,7 @@ def aligned(trace: Trace, found: Clocks) -> Trace:
                 start_ns=_shifted(marks.start_ns, marks.rank, found, origin),
                 end_ns=_shifted(marks.end_ns, marks.rank, found, origin),
             ),
+            memory=replace(memory, time_ns=_shifted(memory.time_ns, memory.rank, found, origin)),
             ranks=joined,
             clock_error_ns=found.residual_ns,
         )

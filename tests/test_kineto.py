@@ -268,6 +268,7 @@ def test_what_is_no_event_is_counted(tmp_path: Path) -> None:
         span("cpu_op", "a", 5, 1),
         {"name": "process_name", "ph": "M", "pid": 7, "tid": 0, "args": {"name": "python"}},
         {"ph": "i", "cat": "cpu_instant_event", "name": "[memory]", "pid": 7, "tid": 1, "ts": 5, "s": "t"},
+        {"ph": "i", "cat": "cpu_instant_event", "name": "Record", "pid": 7, "tid": 1, "ts": 5, "s": "t"},
         {"ph": "C", "name": "bytes", "pid": 7, "ts": 5, "args": {"bytes": 3}},
         {"ph": "s", "id": 1, "pid": 7, "tid": 1, "ts": 5, "cat": "ac2g", "name": "ac2g"},
         {"ph": "B", "name": "begin", "pid": 7, "tid": 1, "ts": 5},
@@ -286,6 +287,7 @@ def test_what_is_no_event_is_counted(tmp_path: Path) -> None:
     assert trace.tally.read == len(events)
     assert trace.tally.dropped == {
         "metadata": 1,
+        "allocation or release, kept as such": 1,
         "instant event": 1,
         "counter": 1,
         "launch flow, redundant with correlation": 1,

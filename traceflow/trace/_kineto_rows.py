@@ -83,7 +83,19 @@ class SyncRecords:
     record_correlation: Int64
 
 
-Table = TypeVar("Table", Spans, Collectives, FlowEnds, SyncRecords)
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """One row per allocation or release, in the order of the file."""
+
+    time_ns: Int64
+    change_bytes: Int64
+    allocated_bytes: Int64
+    reserved_bytes: Int64
+    device_kind: Int64
+    device: Int64
+
+
+Table = TypeVar("Table", Spans, Collectives, FlowEnds, SyncRecords, Allocations)
 Number = TypeVar("Number", bound=np.integer)
 
 
@@ -95,6 +107,7 @@ class Rows:
     collectives: Collectives
     flows: FlowEnds
     syncs: SyncRecords
+    allocations: Allocations
     unfinished: Int64  # rows of `spans` that the end of the recording cut
     texts: tuple[str, ...]  # the last is empty, so that code -1 has a text, too
     members: Mapping[str, Json]  # of the top-level object, without the events
@@ -177,6 +190,7 @@ class _Collector:
         self._collectives: list[Collectives] = []
         self._flows: list[FlowEnds] = []
         self._syncs: list[SyncRecords] = []
+        self._allocations: list[Allocations] = []
         self._unfinished: list[Int64] = []
         self._row_count = self._without_duration = 0
 
@@ -204,6 +218,7 @@ class _Collector:
             _stacked(self._collectives),
             _stacked(self._flows),
             _stacked(self._syncs),
+            _stacked(self._allocations),
             np.concatenate(self._unfinished),
             self._texts.decoded(),
             self._members,
@@ -221,6 +236,7 @@ class _Collector:
         self._take_spans(outcomes, np.flatnonzero(outcomes <= k.UNKNOWN))
         self._take_flows(np.flatnonzero(outcomes == k.DATA_FLOW))
         self._take_syncs(np.flatnonzero(outcomes == k.SYNC_RECORD))
+        self._take_allocations(np.flatnonzero(outcomes == k.ALLOCATION))
 
     def _take_flows(self, events: Int64) -> None:
         if len(events) or not self._flows:
@@ -290,6 +306,13 @@ class _Collector:
                 record_correlation=numbers(events, k.RECORD_CORRELATION),
             )
         )
+
+    def _take_allocations(self, events: Int64) -> None:
+        if self._allocations and not len(events):
+            return
+        time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
+        columns = (self._numbers(events, field) for field in (k.ALLOCATED, k.RESERVED, k.DEVICE_KIND, k.DEVICE_NUMBER))
+        self._allocations.append(Allocations(time_ns, t.amounts(self._places, events, k.BYTES), *columns))
 
     def _numbers(self, events: Int64, field: int) -> Int64:
         found: Int64 = t.numbers(self._places, events, field)

@@ -31,12 +31,13 @@ Int8 = NDArray[np.int8]
 (PH, CATEGORY, NAME, PID, TID, TS, DUR, ID, ARGS) = range(1, 10)
 (CORRELATION, EXTERNAL, STREAM, DEVICE, COLLECTIVE, DTYPE, NELEMS, IN_SPLITS, OUT_SPLITS) = range(10, 19)
 (GROUP_NAME, GROUP_RANKS, GROUP_SIZE, SEQUENCE, ROOT, SOURCE, DESTINATION) = range(19, 26)
-(SYNC, AWAITED_STREAM, RECORD_CORRELATION, FINISHED, FIELDS) = range(26, 31)
+(SYNC, AWAITED_STREAM, RECORD_CORRELATION, FINISHED) = range(26, 30)
+(BYTES, ALLOCATED, RESERVED, DEVICE_KIND, DEVICE_NUMBER, FIELDS) = range(30, 36)
 
 # What becomes of an event: up to UNKNOWN a span of time, then records of their own kind, then nothing.
 (OPERATOR, ANNOTATION, PYTHON, RUNTIME, KERNEL, MEMORY, QUEUE, UNKNOWN, SYNC_RECORD, DATA_FLOW) = range(40, 50)
 (LAUNCH_FLOW, DEVICE_ANNOTATION, PROFILER, OVERHEAD, INSTANT, COUNTER, METADATA) = range(50, 57)
-(OTHER_PHASE, EMPTY, DAMAGED, OUTCOMES) = range(57, 61)
+(OTHER_PHASE, EMPTY, DAMAGED, ALLOCATION, OUTCOMES) = range(57, 62)
 _TRACE_EVENTS = OUTCOMES
 
 
@@ -49,6 +50,7 @@ _WORDS = {
     **_words("Collective name|dtype|In msg nelems|In split size|Out split size", COLLECTIVE),
     **_words("Process Group Name|Process Group Ranks|Group size|Seq|Rank|Src Rank|Dst Rank", GROUP_NAME),
     **_words("cuda_sync_kind|wait_on_stream|wait_on_cuda_event_record_corr_id|finished", SYNC),
+    **_words("Bytes|Total Allocated|Total Reserved|Device Type|Device Id", BYTES),
     "external id": EXTERNAL,
     "Process Group ID": GROUP_NAME,
     # Capitalised: as exporters wrote them before 2022.
@@ -66,6 +68,7 @@ _WORDS = {
     "gpu_user_annotation": DEVICE_ANNOTATION,
     "Trace": PROFILER,
     "overhead": OVERHEAD,
+    "[memory]": ALLOCATION,
     "traceEvents": _TRACE_EVENTS,
 }
 _MEANING = np.array([0, *_WORDS.values()], np.int64)
@@ -413,7 +416,8 @@ def _outcome(spans: Int64, place: int) -> int:
     elif phase == ord("C"):
         outcome = COUNTER
     elif phase == ord("i") or phase == ord("I") or phase == ord("R"):
-        outcome = INSTANT
+        is_allocation = _word(spans[place, NAME, 0], spans[place, NAME, 1]) == ALLOCATION
+        outcome = ALLOCATION if is_allocation else INSTANT
     elif phase == ord("s") or phase == ord("t") or phase == ord("f"):
         outcome = DATA_FLOW if outcome == DATA_FLOW else LAUNCH_FLOW
     elif phase != ord("X"):

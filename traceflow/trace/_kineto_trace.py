@@ -32,6 +32,9 @@ from traceflow.trace.model import (
     Lanes,
     Launches,
     Marks,
+    MemoryEvents,
+    MemorySource,
+    MemoryUse,
     Rank,
     Syncs,
     Trace,
@@ -78,6 +81,7 @@ _PASSED_OVER = {
     k.OTHER_PHASE: "phase not understood",
     k.EMPTY: "empty record",
     k.DAMAGED: "damaged event",
+    k.ALLOCATION: "allocation or release, kept as such",
 }
 
 
@@ -122,6 +126,7 @@ def trace_of(rows: Rows, rank: Rank, communication: tuple[str, ...] = ()) -> Tra
         format="kineto",
         tally=_tally(rows, kind),
         metadata=_metadata(rows.members),
+        memory=_memory(rows, rank.rank, first_ns),
     )
     return _with_flows(canonical(trace), rows, flow_lane, lanes, first_ns)
 
@@ -313,6 +318,23 @@ def _marks(rows: Rows, marked: Int64, rank: int, first_ns: int) -> Marks:
         rank=np.full(len(order), rank, np.int32),
         start_ns=spans.start_ns[order] - first_ns,
         end_ns=spans.end_ns[order] - first_ns,
+    )
+
+
+def _memory(rows: Rows, rank: int, first_ns: int) -> MemoryEvents:
+    """Allocations and releases, those of the host without a device."""
+    found = rows.allocations
+    timed = np.flatnonzero(found.time_ns >= 0)
+    on_host = (found.device_kind == 0) | (found.device > _LARGEST_DEVICE)
+    return MemoryEvents(
+        time_ns=found.time_ns[timed] - first_ns,
+        rank=np.full(len(timed), rank, np.int32),
+        device=np.where(on_host, ABSENT, found.device)[timed].astype(np.int32),
+        source=np.full(len(timed), MemorySource.EVENT, np.int8),
+        change_bytes=found.change_bytes[timed],
+        allocated_bytes=found.allocated_bytes[timed],
+        reserved_bytes=found.reserved_bytes[timed],
+        use=np.full(len(timed), MemoryUse.UNKNOWN, np.int8),
     )
 
 

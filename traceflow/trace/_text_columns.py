@@ -65,6 +65,18 @@ def numbers(spans: Int64, places: Int64, field: int) -> Int64:
 
 
 @njit(cache=True)
+def amounts(spans: Int64, places: Int64, field: int) -> Int64:
+    """Per event, the integer in a field, which may be negative; 0 where it has none."""
+    found = np.zeros(len(places), np.int64)
+    for i in range(len(places)):
+        start, stop = spans[places[i], field, 0], spans[places[i], field, 1]
+        negative = start < stop and byte_at(start) == _MINUS
+        value = max(_digits(start + negative, stop), 0)
+        found[i] = -value if negative else value
+    return found
+
+
+@njit(cache=True)
 def times(spans: Int64, places: Int64, start: int, duration: int) -> tuple[Int64, Int64]:
     """Per event, ns of its start and of its end, both rounded down; -1 where it has none."""
     start_ns, end_ns = np.empty(len(places), np.int64), np.empty(len(places), np.int64)

@@ -20,13 +20,14 @@ from traceflow.trace.model import (
     Lanes,
     Launches,
     Marks,
+    MemoryEvents,
     Rank,
     Rows,
     Syncs,
     Trace,
 )
 
-Table = TypeVar("Table", Events, Communications, Flows, HloEvents, Launches, Marks, Syncs)
+Table = TypeVar("Table", Events, Communications, Flows, HloEvents, Launches, Marks, MemoryEvents, Syncs)
 
 
 def canonical(trace: Trace) -> Trace:
@@ -58,6 +59,7 @@ def canonical(trace: Trace) -> Trace:
         hlo=_point_at(trace.hlo, row, ("event",)),
         launches=_point_at(trace.launches, row, ("event",)),
         marks=_point_at(trace.marks, row, ()),
+        memory=_in_order(trace.memory),
         tally=trace.tally + tally,
     )
     return _from_earliest(remapped)
@@ -110,7 +112,7 @@ def _with_clocks(ranks: list[Rank], *, comparable: bool) -> tuple[Rank, ...]:
     )
 
 
-_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks")
+_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks", "memory")
 
 
 def take(table: Table, rows: Int64 | Bool) -> Table:
@@ -216,16 +218,23 @@ def _point_at(table: Table, row: Rows, columns: tuple[str, ...]) -> Table:
     return take(moved, order[~_repeats([cell[order] for cell in cells])])
 
 
+def _in_order(memory: MemoryEvents) -> MemoryEvents:
+    """Rows of one device together, by time; those of one moment stay in their order, which tells what came first."""
+    return take(memory, np.lexsort((memory.time_ns, memory.source, memory.device, memory.rank)))
+
+
 def _from_earliest(trace: Trace) -> Trace:
     if not len(trace.events) and not len(trace.marks.start_ns):
-        return trace
-    first = min(column.min() for column in (trace.events.start_ns, trace.marks.start_ns) if len(column))
+        first = trace.memory.time_ns.min() if len(trace.memory) else 0
+    else:
+        first = min(column.min() for column in (trace.events.start_ns, trace.marks.start_ns) if len(column))
     if first == 0:
         return trace
     return replace(
         trace,
         events=replace(trace.events, start_ns=trace.events.start_ns - first, end_ns=trace.events.end_ns - first),
         marks=replace(trace.marks, start_ns=trace.marks.start_ns - first, end_ns=trace.marks.end_ns - first),
+        memory=replace(trace.memory, time_ns=trace.memory.time_ns - first),
         epoch_ns=None if trace.epoch_ns is None else trace.epoch_ns + int(first),
     )
 
@@ -252,4 +261,5 @@ def _renumbered(trace: Trace, shift: int, code: Int32, event: int, lane: int, gr
         hlo=replace(trace.hlo, event=trace.hlo.event + np.int32(event)),
         launches=replace(trace.launches, event=trace.launches.event + np.int32(event)),
         marks=replace(trace.marks, start_ns=trace.marks.start_ns + shift, end_ns=trace.marks.end_ns + shift),
+        memory=replace(trace.memory, time_ns=trace.memory.time_ns + shift),
     )

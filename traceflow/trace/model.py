@@ -156,6 +156,44 @@ class Launches:
     event: Int32
 
 
+class MemorySource(IntEnum):
+    """Who tells of memory; what two of them tell of one device is the same memory, and is never added up."""
+
+    EVENT = 0  # the allocator, as it went, to the profiler
+    SNAPSHOT = 1  # the history that the allocator kept itself
+    TIMELINE = 2  # the profiler's account of what memory was used for
+
+
+class MemoryUse(IntEnum):
+    """What memory is used for, in the order of PyTorch's categories."""
+
+    PARAMETER = 0
+    OPTIMIZER_STATE = 1
+    INPUT = 2
+    TEMPORARY = 3
+    ACTIVATION = 4
+    GRADIENT = 5
+    AUTOGRAD_DETAIL = 6
+    UNKNOWN = 7
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEvents:
+    """One row per allocation or release, sorted by (rank, device, source, time_ns), otherwise in order of the record."""
+
+    time_ns: Int64
+    rank: Int32
+    device: Int32  # ABSENT: memory of the host, or the source does not say
+    source: Int8  # `MemorySource`
+    change_bytes: Int64  # negative for a release
+    allocated_bytes: Int64  # in all after it, where the source says
+    reserved_bytes: Int64  # what the allocator holds, used or not, where the source says
+    use: Int8  # `MemoryUse`
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
 @dataclass(frozen=True, slots=True)
 class Marks:
     """One row per step annotation on the host."""
@@ -197,9 +235,10 @@ class Trace:
     tally: Tally
     clock_error_ns: int = 0  # how far two moments of ranks on one aligned clock may be apart in truth
     metadata: Mapping[str, str] = field(default_factory=dict)
+    memory: MemoryEvents = field(default_factory=lambda: empty(MemoryEvents))
 
 
-_Side = TypeVar("_Side", Communications, Syncs, Flows, HloEvents, Launches, Marks)
+_Side = TypeVar("_Side", Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents)
 
 
 def empty(table: type[_Side]) -> _Side:
