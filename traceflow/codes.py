@@ -133,6 +133,19 @@ _ALL = (
         "Let XLA dump from the start: enter record before JAX computes. Let nobody else observe or profile the process.",
     ),
     Code(
+        "TF120",
+        "unknown hardware",
+        "No rates are known for hardware of that name.",
+        "Use one of the names that the message lists, or `cpu`, which measures this machine.",
+    ),
+    Code(
+        "TF121",
+        "work and rate of different devices",
+        "The work of some devices was to be divided by the rate of others: local FLOPs go with the rate of one device, "
+        "global FLOPs with the rate of all of them, and any mix is wrong by the number of devices.",
+        "Give both for the same devices.",
+    ),
+    Code(
         "TF141",
         "no such mesh",
         "The sizes of a mesh's axes multiply to another number than there are devices.",
