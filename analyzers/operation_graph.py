@@ -3,7 +3,7 @@
 Nothing in such a table says what waited for what, but the schedule does: compute of a worker is in program order; a
 micro-batch is computed after it was received and sent after it was computed; gradients and parameters meet across
 the data parallel ranks of a stage, shared embeddings across the first and the last stage, and the norm of the
-gradients across everybody. Every other type is work in program order. Steps do not bind one another.
+gradients across everybody. Every other type is work in program order. A step begins after the one before has ended.
 """
 
 from __future__ import annotations
@@ -17,33 +17,43 @@ from traceflow.errors import TraceflowError
 from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, Edges, SliceKind, Slices, dependency_graph
 from traceflow.result import Note
 from traceflow.trace.model import Bool, Int32, Int64, Rows
+from traceflow.trace.operation_trace import in_order, lanes_of
+from traceflow.trace.operation_types import (
+    BACKWARD,
+    COMMUNICATION,
+    EVERYBODY,
+    FORWARD,
+    GRADIENTS,
+    LATE_GRADIENTS,
+    PARAMETERS,
+    RECEIVES,
+    SENDS,
+    UNSPLIT,
+    WITHIN_PIPELINE,
+    WITHIN_STAGE,
+)
 from traceflow.trace.operations import OperationTable
 
 CLOCK_ERROR_NS = 10_000_000
 """How much earlier than its cause an effect may be said to be, on the clocks of two hosts."""
 
-FORWARD, BACKWARD = "forward-compute", "backward-compute"
-SENDS = {"forward-send": FORWARD, "backward-send": BACKWARD}
-RECEIVES = {"forward-recv": FORWARD, "backward-recv": BACKWARD}
-PARAMETERS, GRADIENTS, LATE_GRADIENTS = "params-all-gather", "grads-reduce-scatter", "separate-grads-all-reduce"
-WITHIN_STAGE = (PARAMETERS, GRADIENTS, LATE_GRADIENTS)
-WITHIN_PIPELINE = ("embedding-grads-all-reduce",)
-EVERYBODY = ("optimizer-clip-main-grad",)
-UNSPLIT = ("layernorm-grads-all-reduce",)  # among workers that the table does not tell apart
-COMMUNICATION = frozenset((*SENDS, *RECEIVES, *WITHIN_STAGE, *WITHIN_PIPELINE, *EVERYBODY, *UNSPLIT))
-
 
 @dataclass(frozen=True, slots=True)
 class OperationGraph:
-    """A table with its graph. `work` is the slice in which an operation works: a transfer begins at its last arrival."""
+    """A table with its graph, whose slices are those of the events of its trace.
+
+    `work` is the slice in which an operation works: a transfer begins at its last arrival.
+    """
 
     table: OperationTable
     graph: DependencyGraph
     work: Int32  # slice, shape (operations,)
     work_ns: Int64  # of each operation, shape (operations,)
+    meeting: Int64  # equal on the operations that meet, -1 on those that meet nobody, shape (operations,)
+    alone: Bool  # a participant of its meeting is not in the table, shape (operations,)
     step: Int64  # row of `steps`, shape (operations,)
     steps: Int64
-    start_ns: Int64  # earliest start in each step
+    measured_ns: Int64  # from the earliest start to the latest end of each step
     notes: tuple[Note, ...]
 
     def replay_ns(self, work_ns: Int64) -> Int64:
@@ -54,10 +64,13 @@ class OperationGraph:
         """
         of_slice = np.zeros(len(self.graph.slices), np.int64)
         of_slice[self.work] = work_ns
-        times = self.graph.replay(work_ns=of_slice, lag_ns=np.zeros(self.graph.vertices, np.int64))
-        ends = self.start_ns.copy()
+        # Without lags the clocks no longer matter: nothing starts before its cause has ended.
+        timeless = replace(self.graph, advance_ns=np.zeros_like(self.graph.advance_ns))
+        times = timeless.replay(work_ns=of_slice, lag_ns=np.zeros(self.graph.vertices, np.int64))
+        starts = times[2 * (len(self.graph.slices) - len(self.steps) + np.arange(len(self.steps)))]
+        ends = starts.copy()
         np.maximum.at(ends, self.step, times[2 * self.work + 1])
-        return ends - self.start_ns
+        return ends - starts
 
 
 def operation_graph(table: OperationTable) -> OperationGraph:
@@ -72,25 +85,25 @@ def operation_graph(table: OperationTable) -> OperationGraph:
         TraceflowError: TF107 if data is passed on between stages and the table does not tell the stage.
     """
     place = _placed(table)
-    group, absent = _groups(place)
+    group, alone = _groups(place)
     steps, step = np.unique(table.step, return_inverse=True)
-    start_ns = _least(table.start_ns, step, len(steps))
+    start_ns, end_ns = _least(table.start_ns, step, len(steps)), -_least(-table.end_ns, step, len(steps))
     slices, first, last, arrivals_ns = _slices(place, group)
     slices = _with_joins(slices, np.concatenate((arrivals_ns, start_ns)))
     origins = len(slices) - len(steps) + step
+    earlier = step < len(steps) - 1
     graph = dependency_graph(
         slices,
         [
             *_between(place, first, last),
             *_meeting(place, group, first, len(slices) - len(steps) - len(arrivals_ns)),
             _edges(2 * origins + 1, 2 * first, EdgeKind.DATA),
+            _edges(2 * last[earlier] + 1, 2 * (origins[earlier] + 1), EdgeKind.PROGRAM_ORDER),
         ],
         resolution_ns=CLOCK_ERROR_NS,
     )
-    # Without lags the clocks no longer matter: nothing starts before its cause has ended.
-    timeless = replace(graph, advance_ns=np.zeros_like(graph.advance_ns))
-    notes = _notes(sum(graph.contradicted.values()), absent)
-    return OperationGraph(table, timeless, last, slices.work_ns[last], step, steps, start_ns, notes)
+    notes = _notes(sum(graph.contradicted.values()), int(alone.sum()))
+    return OperationGraph(table, graph, last, slices.work_ns[last], group, alone, step, steps, end_ns - start_ns, notes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +200,8 @@ def _where(place: _Place, rows: Rows, worker: Int64, index: Int64) -> Int64:
     return np.where((index >= 0) & (keys[order][at] == wanted), rows[order][at], -1)
 
 
-def _groups(place: _Place) -> tuple[Int64, int]:
-    """The meeting of each operation, -1 where it meets nobody; and how many could not be matched."""
+def _groups(place: _Place) -> tuple[Int64, Bool]:
+    """The meeting of each operation, -1 where it meets nobody; and which could not be matched."""
     table = place.table
     keys = np.full((len(table), 5), -1, np.int64)
     keys[:, 0], keys[:, 1], keys[:, 2] = table.step, table.type, place.index
@@ -203,7 +216,7 @@ def _groups(place: _Place) -> tuple[Int64, int]:
     complete = (expected > 1) & (np.bincount(meeting)[meeting] == expected)
     group = np.full(len(table), -1, np.int64)
     group[complete] = np.unique(meeting[complete], return_inverse=True)[1]
-    return group, int(((expected > 1) & ~complete).sum())
+    return group, (expected > 1) & ~complete
 
 
 def _boundaries(place: _Place, rows: Rows) -> Int64:
@@ -246,19 +259,21 @@ def _least(value: Int64, group: Int64, groups: int) -> Int64:
 
 
 def _slices(place: _Place, group: Int64) -> tuple[Slices, Int32, Int32, Int64]:
-    """Slices of every operation, its first and its last, and when the last participant of each meeting arrived."""
-    table, met = place.table, group >= 0
+    """Slices in order of lanes, the first and the last of every operation, and when the last of each meeting arrived."""
+    table, met, order = place.table, group >= 0, in_order(place.table)
     arrivals_ns = np.full(int(group.max(initial=-1)) + 1, np.iinfo(np.int64).min)
     np.maximum.at(arrivals_ns, group[met], table.start_ns[met])
-    row = np.repeat(np.arange(len(table), dtype=np.int32), np.where(met, 2, 1))
-    last = (np.cumsum(np.where(met, 2, 1)) - 1).astype(np.int32)
+    pieces = np.where(met, 2, 1)[order]
+    event, row = np.repeat(np.arange(len(table), dtype=np.int32), pieces), np.repeat(order, pieces)
+    last = np.empty(len(table), np.int32)
+    last[order] = np.cumsum(pieces) - 1
     first = (last - met).astype(np.int32)
     kind = np.where(place.of(COMMUNICATION), SliceKind.COMMUNICATION, SliceKind.COMPUTE).astype(np.int8)[row]
     start_ns, end_ns = table.start_ns[row], table.end_ns[row]
     middle_ns = np.clip(arrivals_ns[group[met]], table.start_ns[met], table.end_ns[met])
     end_ns[first[met]], start_ns[last[met]] = middle_ns, middle_ns
     kind[first[met]], kind[last[met]] = SliceKind.ARRIVED, SliceKind.TRANSFER
-    return Slices(start_ns, end_ns, place.worker[row].astype(np.int32), row, kind), first, last, arrivals_ns
+    return Slices(start_ns, end_ns, lanes_of(table)[row], event, kind), first, last, arrivals_ns
 
 
 def _with_joins(slices: Slices, times_ns: Int64) -> Slices:
@@ -353,8 +368,8 @@ def _notes(contradicted: int, absent: int) -> tuple[Note, ...]:
     notes = []
     if contradicted:
         text = f"{contradicted} dependencies of the schedule are contradicted by the clock and left out"
-        notes.append(Note("TF304", text, ("/result/slowdown_ratio",)))
+        notes.append(Note("TF304", text, ("/result",)))
     if absent:
         text = f"{absent} communication operations lack a participant and are not split into wait and transfer"
-        notes.append(Note("TF305", text, ("/result/slowdown_ratio",)))
+        notes.append(Note("TF305", text, ("/result",)))
     return tuple(notes)

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from traceflow.analyzers.operation_graph import COMMUNICATION, OperationGraph, operation_graph
+from traceflow.analyzers.operation_graph import OperationGraph, operation_graph
 from traceflow.analyzers.window import Window
+from traceflow.errors import TraceflowError
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 from traceflow.trace.model import Bool, Int64
+from traceflow.trace.operation_types import COMMUNICATION
 from traceflow.trace.operations import OperationTable
 
 if TYPE_CHECKING:
@@ -70,23 +72,42 @@ class Cause:
     """A stage or a worker that explains a notable part of the excess, with the type of its work that costs most."""
 
     part: Part
-    type: str
-    type_cost_ns: int
+    name: str  # the type
+    name_cost_ns: int
+
+    @property
+    def rank(self) -> int | None:
+        """The worker, None for a stage."""
+        return self.part.rank
+
+    @property
+    def cost_ns(self) -> int:
+        """What the part costs."""
+        return self.part.cost_ns
+
+    @property
+    def cause(self) -> str:
+        """Which sort of work it is."""
+        return "transfer" if self.name in COMMUNICATION else "compute"
+
+    @property
+    def lane(self) -> str:
+        """On which lane of its workers it is."""
+        return "communication" if self.name in COMMUNICATION else "operations"
 
     def to_dict(self) -> dict[str, Json]:
         """A row of `ranking`; a stage is of no rank."""
-        communicates = self.type in COMMUNICATION
         return {
-            "rank": self.part.rank,
+            "rank": self.rank,
             "device": None,
-            "cost_ns": self.part.cost_ns,
-            "cause": "transfer" if communicates else "compute",
-            "lane": "communication" if communicates else "compute",
-            "name": self.type,
+            "cost_ns": self.cost_ns,
+            "cause": self.cause,
+            "lane": self.lane,
+            "name": self.name,
             "stage": None if self.part.stage is None else str(self.part.stage),
             "evidence": {
                 **self.part.to_dict(),
-                "name_cost_ns": self.type_cost_ns,
+                "name_cost_ns": self.name_cost_ns,
                 "baseline": "the typical duration of each type of operation",
             },
         }
@@ -139,7 +160,7 @@ def _worker_row(part: Part) -> dict[str, Json]:
     return {"rank": part.rank, "dp_rank": part.dp_rank, "stage": part.stage, **part.to_dict()}
 
 
-def operation_stragglers(table: OperationTable) -> OperationStragglers:
+def operation_stragglers(table: OperationTable, *, step: int | None = None) -> OperationStragglers:
     """Compare a job with itself as if all of its operations took as long as is typical of their type.
 
     S = mean replayed step / mean ideal step, both without lags that the schedule does not explain. Ideal is every
@@ -149,19 +170,21 @@ def operation_stragglers(table: OperationTable) -> OperationStragglers:
 
     Args:
         table: As the reader gives it.
+        step: Which step, with what is typical of it; all where None.
 
     Raises:
-        TraceflowError: TF107 if the schedule cannot be followed for lack of the stages.
+        TraceflowError: TF107 if the schedule cannot be followed for lack of the stages, TF111 without such a step.
 
     Complexity: two replays of the whole table, each linear in it, per worker, stage and type.
     """
+    table = table if step is None else _step(table, step)
     job = _job(operation_graph(table))
     by_stage = tuple(_by_stage(job))
     by_worker = tuple(_by_worker(job))
     ranking = tuple(_ranking(job, by_stage, by_worker))
     nothing = Skipped("/result/ranking", "the steps are no longer than with every operation at its typical duration")
     return OperationStragglers(
-        window=Window(int(table.start_ns.min()), int(table.end_ns.max())),
+        window=Window(int(table.start_ns.min()), int(table.end_ns.max()), step),
         measured_ns=round(float(job.measured_ns.mean())),
         replayed_ns=round(job.replayed),
         ideal_ns=round(job.ideal),
@@ -176,6 +199,14 @@ def operation_stragglers(table: OperationTable) -> OperationStragglers:
         skipped=() if job.replayed > job.ideal else (nothing,),
         notes=job.graph.notes,
     )
+
+
+def _step(table: OperationTable, step: int) -> OperationTable:
+    chosen = table.step == step
+    if not chosen.any():
+        known = ", ".join(str(s) for s in np.unique(table.step)[:20])
+        raise TraceflowError("TF111", f"no step {step}", f"the table has these steps: {known}", "use one, or none")
+    return table.take(chosen)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,13 +260,11 @@ def _job(graph: OperationGraph) -> _Job:
     table = graph.table
     typical = tuple(_typical_ns(graph.work_ns[table.type == code], name) for code, name in enumerate(table.types))
     typical_ns = np.array(typical, np.int64)[table.type]
-    ends_ns = np.full(len(graph.steps), np.iinfo(np.int64).min)
-    np.maximum.at(ends_ns, graph.step, table.end_ns)
     return _Job(
         graph,
         typical_ns,
         typical,
-        ends_ns - graph.start_ns,
+        graph.measured_ns,
         graph.replay_ns(graph.work_ns),
         graph.replay_ns(typical_ns),
     )
@@ -302,10 +331,10 @@ def _findings(ranking: Sequence[Cause], replayed: float) -> tuple[Finding, ...]:
 def _finding(cause: Cause) -> Finding:
     part = cause.part
     if part.rank is None:
-        title = f"stage {part.stage} takes longer than the others: mostly {cause.type}"
+        title = f"stage {part.stage} takes longer than the others: mostly {cause.name}"
         suggestion = "move work from this stage to the others: they wait for it in every step"
     else:
-        title = f"rank {part.rank} is late: mostly {cause.type} takes longer than on the other workers"
+        title = f"rank {part.rank} is late: mostly {cause.name} takes longer than on the other workers"
         suggestion = "look at this rank's own work and machine first; the others only wait for it"
     return Finding(
         code="TF202",

@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from handmade import two_rounds
 
+from traceflow.analyzers.stragglers import stragglers
 from traceflow.cli import main, ranks
 
 
 def test_two_ranks_that_wait_for_each_other_in_turn() -> None:
     run = two_rounds().run()
-    answers = run.summary(), run.critical_path(), run.communication(), run.stragglers()
+    answers = run.summary(), run.critical_path(), run.communication(), stragglers(run.trace, run.dependencies)
     text = ranks.told(ranks.Explained(1, *answers), width=200, color=False)
     assert "The critical path of 22.000 ms ran 50.0 % on rank 0, 50.0 % on rank 1." in text
     assert all(f"10.000  45.5 %  compute   {name}" in text for name in ("a1", "b2"))

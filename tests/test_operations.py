@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 
-from traceflow.analyzers.operation_graph import BACKWARD, COMMUNICATION, FORWARD, operation_graph
+from traceflow.analyzers.operation_graph import operation_graph
 from traceflow.analyzers.operation_table import operation_stragglers
 from traceflow.errors import TraceflowError
 from traceflow.graph import SliceKind
 from traceflow.schemas import schema
+from traceflow.trace.operation_types import BACKWARD, COMMUNICATION, FORWARD
 from traceflow.trace.operations import OperationTable, read_operations
 
 HEADER = "rank,step,optype,start_ts,duration,dp_rank,stage,mc,mb_id,seq_id"
@@ -237,7 +238,7 @@ def test_replay_ideal_and_repairs_are_what_the_simulator_gives(tmp_path: Path, s
 def test_one_slow_worker_is_blamed_and_its_stage_is_not(tmp_path: Path) -> None:
     job = Job(lambda what: 3_000_000 if what[:3] == (BACKWARD, 1, 1) else 1_000_000)
     found = operation_stragglers(table_of(tmp_path, job.rows()))
-    assert [(cause.part.rank, cause.type) for cause in found.ranking] == [(4, BACKWARD)]
+    assert [(cause.part.rank, cause.name) for cause in found.ranking] == [(4, BACKWARD)]
     assert "rank 4" in found.findings[0].title
     assert found.to_pandas().set_index("rank").cost_ns.idxmax() == 4
 
@@ -245,7 +246,7 @@ def test_one_slow_worker_is_blamed_and_its_stage_is_not(tmp_path: Path) -> None:
 def test_one_long_stage_is_blamed_and_no_worker_is(tmp_path: Path) -> None:
     job = Job(lambda what: 3_000_000 if what[0] == FORWARD and what[2] == 2 else 1_000_000)
     found = operation_stragglers(table_of(tmp_path, job.rows()))
-    assert [(cause.part.rank, cause.part.stage, cause.type) for cause in found.ranking] == [(None, 2, FORWARD)]
+    assert [(cause.part.rank, cause.part.stage, cause.name) for cause in found.ranking] == [(None, 2, FORWARD)]
 
 
 def test_a_job_of_equal_workers_has_no_straggler(tmp_path: Path) -> None:

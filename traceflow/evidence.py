@@ -21,6 +21,7 @@ from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.model import Trace
+from traceflow.trace.operations import OperationTable, is_operation_table, read_operations
 
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
 _GZIP = b"\x1f\x8b"
@@ -33,10 +34,14 @@ _FORMATS = "Kineto JSON, XSpace (.xplane.pb) and trace-event JSON are read"
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the devices and the host did, and the compiled programs that came with it."""
+    """What the devices and the host did, and the compiled programs that came with it.
+
+    `operations` is the table of operations that the trace was made of, where it was made of one.
+    """
 
     trace: Trace
     programs: Programs
+    operations: OperationTable | None = None
 
 
 class _Format(Enum):
@@ -53,7 +58,9 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     that of the file's name, of the manifest or of the folder, else the next one that is free, in order of paths.
 
     Args:
-        path: A file, a folder such as a capture or a TensorBoard log directory, or a pattern such as ``"run/*.json"``.
+        path: A file, be it an operation table, a folder such as a capture or a TensorBoard log directory, or a
+            pattern such as ``"run/*.json"``.
+        communication: Regular expressions for more kernels that communicate.
 
     Returns:
         One canonical trace, and the compiled programs by the keys that it uses.
@@ -65,6 +72,8 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     """
     given, read_one = Path(path), partial(_read_one, communication=usable(communication))
     try:
+        if given.is_file() and is_operation_table(given):
+            return _operations(given)
         if given.is_file():
             return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         traces = _traces(given, _found(given))
@@ -74,6 +83,13 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _operations(file: Path) -> Evidence:
+    from traceflow.trace.operation_trace import operation_trace
+
+    table = read_operations(file)
+    return Evidence(operation_trace(table, file.name), {}, table)
 
 
 def _working(evidence: Evidence) -> Evidence:

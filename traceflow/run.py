@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.operation_table import OperationStragglers
     from traceflow.analyzers.savings import Savings
     from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
@@ -55,6 +56,8 @@ class Run:
     @cached_property
     def trace(self) -> Trace:
         """What the devices and the host did, all ranks on the reference rank's clock where that is known."""
+        if self.evidence.operations is not None:  # its times are compared as they are, whatever that is worth
+            return replace(self.evidence.trace, clock_error_ns=self._clocks.residual_ns)
         from traceflow.analyzers.clocks import aligned
 
         return aligned(self.evidence.trace, self._clocks)
@@ -67,6 +70,10 @@ class Run:
     @cached_property
     def dependencies(self) -> Dependencies:
         """The dependency graph of the whole capture."""
+        if self.evidence.operations is not None:
+            from traceflow.analyzers.operation_dependencies import operation_dependencies
+
+            return operation_dependencies(self.evidence.operations)
         from traceflow.analyzers.dependencies import dependencies
 
         return dependencies(self.trace, self.programs)
@@ -95,8 +102,16 @@ class Run:
 
         return communication(self.trace, self.dependencies, step=step)
 
-    def stragglers(self, *, step: int | None = None) -> Stragglers:
-        """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`."""
+    def stragglers(self, *, step: int | None = None) -> Stragglers | OperationStragglers:
+        """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`.
+
+        Of an operation table, what makes the job slow; see
+        :func:`traceflow.analyzers.operation_table.operation_stragglers`.
+        """
+        if self.evidence.operations is not None:
+            from traceflow.analyzers.operation_table import operation_stragglers
+
+            return operation_stragglers(self.evidence.operations, step=step)
         from traceflow.analyzers.stragglers import stragglers
 
         return stragglers(self.trace, self.dependencies, step=step)
@@ -126,7 +141,7 @@ class Run:
 
 
 def open_run(source: str | Path, *, communication: Iterable[str] = ()) -> Run:
-    """Open a capture, a folder of traces, one trace file, or a glob; formats are told apart by content.
+    """Open a capture, a folder of traces, one trace file, an operation table, or a glob; content tells the format.
 
     Args:
         source: What to read.

@@ -65,6 +65,7 @@ def _demo_jax(output: Path, options: Options, *, force: bool) -> None:
 
 
 def _demo_torch(output: Path, options: Options, *, force: bool) -> None:
+    from traceflow.analyzers.stragglers import stragglers
     from traceflow.cli.ranks import LAYOUT, Explained, told
     from traceflow.report.html import Part
 
@@ -76,7 +77,8 @@ def _demo_torch(output: Path, options: Options, *, force: bool) -> None:
     run = opened(str(output / LAYOUT), options)
     summary = run.summary()
     step = summary.steps[-1].step  # of the two that the workload records, the one that met warmer caches
-    answers = run.critical_path(step=step), run.communication(step=step), run.stragglers(step=step)
+    late = stragglers(run.trace, run.dependencies, step=step)
+    answers = run.critical_path(step=step), run.communication(step=step), late
     color = place.colored(no_color=options.no_color)
     place.write(told(Explained(step, summary, *answers), width=place.width(), color=color))
     _report([Part(LAYOUT, run, step)], output, options, force=force)

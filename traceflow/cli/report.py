@@ -10,7 +10,7 @@ from traceflow.cli.answer import opened
 from traceflow.cli.options import Force, Output, ReadOptions, Source, Step
 from traceflow.cli.progress import working
 
-_SUFFIXES = re.compile(r"(\.(gz|json|pb|pt|trace|xplane))+$")
+_SUFFIXES = re.compile(r"(\.(csv|gz|json|parquet|pb|pt|trace|xplane))+$")
 
 
 def report(

@@ -18,6 +18,7 @@ from traceflow.report.sections import input_grids, path_grids, quality_grids, st
 from traceflow.report.subject import Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
+from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
 
 _LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
@@ -36,6 +37,7 @@ class Chapter:
     savings: Mapping[str, Any]
     findings: tuple[Finding, ...]
     steady_state: Mapping[str, Any] | None
+    workers: Workers | None
     steps: Grid | None
     step_chart: tuple[Piece, ...]
     timeline: Timeline
@@ -82,6 +84,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         savings=savings.to_dict(),
         findings=_sorted([*findings, simulation_finding()] if simulated else findings),
         steady_state=said["steady_state"],
+        workers=next(filter(None, (workers(result.to_dict()) for result in late)), None),
         steps=steps_grid(said),
         step_chart=steps_chart(said, step),
         timeline=timeline(trace, graph, path.segments, budget=budget),

@@ -28,6 +28,8 @@ CONCEPTS: Mapping[str, str] = MappingProxyType(
         "step": "All the work that was launched between the marks of a step, up to the end of the last of it.",
         "window": "What this page explains: one step, or the whole capture from the first work to the last.",
         "steady state": "The steps in which nothing was compiled; warm-up is not in it.",
+        "slowdown": "Of a job, its replayed step over its ideal one. Of a part of it, the ideal step with this part as "
+        "it was over the ideal one: 1 where the part alone slows nothing down.",
         "spread": "Longest minus shortest step of the steady state. A smaller difference says nothing.",
     }
 )
@@ -93,6 +95,19 @@ _COLUMNS = {
     "value": "What the trace says.",
     "affects": "The figures that this limits.",
     "figure": "The figure that is missing.",
+    "measured": "From the first start to the last end of the step.",
+    "replayed": "The step without the lags that the schedule does not explain.",
+    "ideal": "The replayed step with every operation as long as is typical of its type: the mean of computations, the "
+    "median of transfers, over all workers and steps.",
+    "typical": "The mean of computations, the median of transfers, over all workers and steps.",
+    "cost": "How much shorter the mean replayed step is with this part alone at typical durations; below zero where "
+    "it makes up for others.",
+    "explained": "Cost as a part of the excess, which is the replayed step minus the ideal one. Above 100 % where "
+    "others are faster than is typical.",
+    "stage": "Position in the pipeline, from 0.",
+    "dp rank": "Which of the data parallel copies of the model.",
+    "who": "A worker, or a stage where all of its workers are alike.",
+    "cause": "The sort of its work that costs most.",
 }
 
 DEFINITIONS: Mapping[str, str] = MappingProxyType({**CONCEPTS, **_COLUMNS})

@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from traceflow.report.names import printable
+from traceflow.report.slowdown import slowdown_parts
 from traceflow.report.tables import Rows, printed
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
 
@@ -363,6 +364,9 @@ def _clocks(document: Document, top: int) -> Iterator[RenderableType]:
 def _stragglers(document: Document, top: int) -> Iterator[RenderableType]:
     ranking = document["result"]["ranking"]
     yield _title("Stragglers", document)
+    if "slowdown_ratio" in document["result"]:
+        yield from slowdown_parts(document["result"], top)
+        return
     if not ranking:
         yield Text("Nobody's own work made the window longer.")
         return

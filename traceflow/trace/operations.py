@@ -1,13 +1,16 @@
-"""Cluster-level operation tables: one row per operation of a training job, as Parquet or CSV.
+"""Cluster-level operation tables: one row per operation of a training job, as Parquet, CSV or a Chrome timeline.
 
 Such a table is what a fleet's own monitoring keeps of a job. Required are the columns `rank`, `step`, `optype` (or
 `type`), a start and a duration: integers in ns (`start_ns`, `duration_ns`), or seconds (`start_ts` or `start`,
 `duration`). Where known also `dp_rank`, `stage`, `mc` (model chunk; or `chunk`), `mb_id` (micro-batch; or
 `micro_batch`) and `seq_id` (how many of its type came before it in the step; or `sequence`), with -1 for unknown.
+Of a timeline see :mod:`traceflow.trace.operation_timeline`.
 """
 
 from __future__ import annotations
 
+import zlib
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceflow.errors import TraceflowError
-from traceflow.result import Tally
+from traceflow.result import Note, Tally
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Rows
+from traceflow.trace.operation_timeline import is_timeline, timeline_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -47,6 +51,8 @@ _INTEGERS = {
     "micro_batch": np.int32,
     "sequence": np.int32,
 }
+_PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
+_HEAD_BYTES = 1 << 18
 _NS_PER_SECOND = 1_000_000_000
 _LONGEST_SECONDS = 2**62 / _NS_PER_SECOND
 
@@ -55,7 +61,10 @@ _Columns: TypeAlias = "dict[str, pa.ChunkedArray]"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OperationTable:
-    """Struct of arrays, one row per operation, sorted by (step, rank, start_ns, end, type); -1 is unknown."""
+    """Struct of arrays, one row per operation, sorted by (step, rank, start_ns, end, type); -1 is unknown.
+
+    A step begins after the one before has ended.
+    """
 
     rank: Int32
     step: Int64
@@ -90,19 +99,35 @@ class OperationTable:
         return replace(self, **taken)
 
 
+def is_operation_table(path: str | Path) -> bool:
+    """Whether a file is Parquet, or CSV or a timeline of operations, judged by its first bytes.
+
+    Args:
+        path: A file that exists.
+    """
+    head = _head(Path(path))
+    if head.startswith(_PARQUET):
+        return True
+    first = head.partition(b"\n")[0].decode("utf-8", "replace").strip("\r\ufeff")
+    columns = {name.strip('" ') for name in first.split(",")}
+    known = {name for names in _NAMES.values() for name in names}
+    return is_timeline(head) or len(columns & known) > 1
+
+
 def read_operations(path: str | Path) -> OperationTable:
     """Read the operation table of a job.
 
     Seconds become ns by rounding each start and each duration once, to the nearest; `tally.repaired` counts them
     and `resolution_ns` tells what the source's own floats could resolve. Rows without a time, rank, step or type,
-    with a negative duration, or there twice are dropped and counted.
+    with a negative duration, or there twice are dropped and counted. Steps that overlap, as they do where each is
+    timed from its own start, are put one after another, a nanosecond apart, and a note says so.
 
     Args:
-        path: A Parquet file, or CSV with a header.
+        path: A Parquet file, CSV with a header, or a Chrome timeline, compressed or not.
 
     Raises:
-        TraceflowError: TF101 without such a file, TF102 if it is empty, TF103 if it is damaged, TF104 without an
-            operation, TF107 if columns are missing or are of no use, TF108 if one rank is at two places.
+        TraceflowError: TF101 without such a file, TF102 if it is empty, TF103 or TF105 if it is damaged, TF104
+            without an operation, TF107 if columns are missing or are of no use, TF108 if one rank is at two places.
     """
     name = Path(path).name
     columns = _columns(_table(Path(path)), name)
@@ -119,7 +144,18 @@ def read_operations(path: str | Path) -> OperationTable:
     )
     kept = _kept(table, rounded=start_step + duration_step > 0)
     _refuse_unusable(kept, name)
-    return kept
+    return _in_sequence(kept)
+
+
+def _head(path: Path) -> bytes:
+    """The first bytes of a file's content, unpacked."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head.startswith(_GZIP):
+        return head
+    with suppress(zlib.error):
+        return zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+    return b""
 
 
 def _table(path: Path) -> pa.Table:
@@ -129,11 +165,12 @@ def _table(path: Path) -> pa.Table:
     import pyarrow.parquet
 
     try:
-        with path.open("rb") as file:
-            head = file.read(4)
-        if not head:
+        if not path.stat().st_size:
             raise TraceflowError("TF102", f"cannot read {path.name}", "the file is empty", "write the table again")
-        return pyarrow.parquet.read_table(path) if head == b"PAR1" else pyarrow.csv.read_csv(path)
+        head = _head(path)
+        if is_timeline(head):
+            return timeline_table(path)
+        return pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
     except pa.ArrowInvalid as error:
         why = str(error).splitlines()[0]
         raise TraceflowError("TF103", f"cannot read {path.name}", why, "copy or write the table again") from error
@@ -250,3 +287,20 @@ def _refuse_unusable(table: OperationTable, name: str) -> None:
         if len(twice):
             why = f"rank {twice[0]} has more than one {label}"
             raise TraceflowError("TF108", f"{name} contradicts itself", why, "give each rank one place in the job")
+
+
+def _in_sequence(table: OperationTable) -> OperationTable:
+    """The table with its steps one after another, in order of their numbers."""
+    steps, first = np.unique(table.step, return_index=True)
+    start_ns = np.minimum.reduceat(table.start_ns, first)
+    end_ns = np.maximum.reduceat(table.end_ns, first)
+    if (start_ns[1:] > end_ns[:-1]).all():
+        return table
+    length_ns = end_ns - start_ns + 1
+    begin_ns = start_ns[0] + np.cumsum(length_ns) - length_ns
+    text = f"the {len(steps)} steps overlap in time, as those do that are timed from their own start; they stand one after another here"
+    return replace(
+        table,
+        start_ns=table.start_ns + (begin_ns - start_ns)[np.searchsorted(steps, table.step)],
+        tally=replace(table.tally, notes=(*table.tally.notes, Note("TF312", text))),
+    )
