@@ -25,6 +25,7 @@ from traceflow.trace.model import ABSENT, Int32, Int64
 
 _Identifier = TypeVar("_Identifier", int, str)
 _ID, _NAME = attrgetter("id"), attrgetter("name")
+_WINDOWED = frozenset({"reduce-window", "select-and-scatter"})
 
 
 def read_hlo_proto(content: bytes, program_id: int | None = None) -> HloModule:
@@ -128,7 +129,9 @@ def _described(instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str,
     """What only some instructions have, by row."""
     calls = _of(instructions, opcodes, {"custom-call"})
     trips = ((row, trip_count(_text(loop.backend_config))) for row, loop in _of(instructions, opcodes, {"while"}))
-    dots = {row: _dot(i) for row, i in _of(instructions, opcodes, {"dot"})}
+    dots = {row: _dot(i.dot_dimension_numbers) for row, i in _of(instructions, opcodes, {"dot", "scaled-dot"})}
+    ragged = _of(instructions, opcodes, {"ragged-dot"})
+    dots |= {row: _dot(i.ragged_dot_dimension_numbers.dot_dimension_numbers) for row, i in ragged}
     products = ((row, contraction(_text(i.backend_config))) for row, i in calls)
     convolutions = [*_of(instructions, opcodes, {"convolution"}), *calls]
     return {
@@ -137,6 +140,7 @@ def _described(instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str,
         "convolutions": {
             row: _convolution(i) for row, i in convolutions if i.HasField("convolution_dimension_numbers")
         },
+        "windows": {row: _window(i) for row, i in _of(instructions, opcodes, _WINDOWED)},
         "dimensions": {row: tuple(found) for row, i in enumerate(instructions) if (found := i.dimensions)},
         "fusion_kind": {row: i.fusion_kind for row, i in _of(instructions, opcodes, {"fusion"})},
         "custom_call_target": {row: i.custom_call_target for row, i in calls},
@@ -156,8 +160,7 @@ def _text(config: bytes) -> str:
     return config.decode(errors="replace")
 
 
-def _dot(instruction: Any) -> Dot:
-    numbers = instruction.dot_dimension_numbers
+def _dot(numbers: Any) -> Dot:
     return Dot(
         tuple(numbers.lhs_contracting_dimensions),
         tuple(numbers.rhs_contracting_dimensions),
@@ -168,14 +171,8 @@ def _dot(instruction: Any) -> Dot:
 
 def _convolution(instruction: Any) -> Convolution:
     numbers = instruction.convolution_dimension_numbers
-    window = tuple(
-        WindowDimension(
-            d.size, d.stride, d.padding_low, d.padding_high, max(d.window_dilation, 1), max(d.base_dilation, 1)
-        )
-        for d in instruction.window.dimensions
-    )
     return Convolution(
-        window,
+        _window(instruction),
         tuple(numbers.input_spatial_dimensions),
         tuple(numbers.kernel_spatial_dimensions),
         tuple(numbers.output_spatial_dimensions),
@@ -183,6 +180,15 @@ def _convolution(instruction: Any) -> Convolution:
         numbers.kernel_output_feature_dimension,
         max(instruction.feature_group_count, 1),
         max(instruction.batch_group_count, 1),
+    )
+
+
+def _window(instruction: Any) -> tuple[WindowDimension, ...]:
+    return tuple(
+        WindowDimension(
+            d.size, d.stride, d.padding_low, d.padding_high, max(d.window_dilation, 1), max(d.base_dilation, 1)
+        )
+        for d in instruction.window.dimensions
     )
 
 

@@ -109,6 +109,9 @@ class HloModule:
     trip_count: Mapping[int, int] = field(default_factory=dict)  # while loop -> how often its body runs, where known
     dots: Mapping[int, Dot] = field(default_factory=dict)
     convolutions: Mapping[int, Convolution] = field(default_factory=dict)
+    windows: Mapping[int, tuple[WindowDimension, ...]] = field(default_factory=dict)  # of a reduce-window and its like
+    stated_flops: Mapping[int, int] = field(default_factory=dict)  # what the compiler says of an instruction's cost
+    stated_bytes: Mapping[int, int] = field(default_factory=dict)
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of a reduce, a broadcast, a gather ...
     fusion_kind: Mapping[int, str] = field(default_factory=dict)
     custom_call_target: Mapping[int, str] = field(default_factory=dict)

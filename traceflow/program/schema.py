@@ -42,7 +42,7 @@ HloInstructionProto: 1 string name, 2 string opcode, 3 ShapeProto shape, 7 OpMet
     43 bytes backend_config,
     49 ReplicaGroup* replica_groups, 50 int64 feature_group_count, 52 SourceTarget* source_target_pairs,
     58 int64 batch_group_count, 68 FrontendAttributes frontend_attributes,
-    87 CollectiveDeviceListProto collective_device_list,
+    87 CollectiveDeviceListProto collective_device_list, 90 RaggedDotDimensionNumbers ragged_dot_dimension_numbers,
     92 IotaReplicaGroupListProto iota_collective_device_list,
     93 MeshAxesReplicaGroupListProto mesh_axes_replica_group_list
 FrontendAttributes: 1 AttributeEntry* map
@@ -57,6 +57,7 @@ LayoutProto: 1 int64* minor_to_major, 6 TileProto* tiles, 7 int64 element_size_i
 TileProto: 1 int64* dimensions
 DotDimensionNumbers: 1 int64* lhs_contracting_dimensions, 2 int64* rhs_contracting_dimensions,
     3 int64* lhs_batch_dimensions, 4 int64* rhs_batch_dimensions
+RaggedDotDimensionNumbers: 1 DotDimensionNumbers dot_dimension_numbers
 Window: 1 WindowDimension* dimensions
 WindowDimension: 1 int64 size, 2 int64 stride, 3 int64 padding_low, 4 int64 padding_high, 5 int64 window_dilation,
     6 int64 base_dilation
