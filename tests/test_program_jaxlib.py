@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from google.protobuf import descriptor_pb2
 
+from traceflow.errors import TraceflowError
+from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule
 from traceflow.program.schema import message
@@ -128,6 +130,12 @@ def sharded(x: Any, w: Any) -> Any:
     return jnp.maximum(x @ w, 0).astype(jnp.bfloat16)
 
 
+def assorted(i: Any, x: Any) -> tuple[Any, ...]:
+    """Branches, a sort, a scatter, a reduction of pairs and random numbers."""
+    y = jax.lax.switch(i, [jnp.sin, jnp.cos, lambda a: a @ a], x)
+    return jnp.sort(y, axis=0), jnp.argmax(y), y.at[i].set(3.0), jax.random.normal(jax.random.key(0), (3,))
+
+
 def on_mesh(shape: tuple[int, ...], *axes: str | None) -> Any:
     mesh = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*axes))
@@ -144,6 +152,8 @@ PROGRAMS = {
 def compiled(name: str) -> Any:
     if name == "sharded":
         return jax.jit(sharded).lower(on_mesh((64, 128), "data", "model"), on_mesh((128, 32), "model", None)).compile()
+    if name == "assorted":
+        return jax.jit(assorted).lower(jnp.int32(1), jnp.ones((8, 8))).compile()
     function, shapes, donated = PROGRAMS[name]
     arguments = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
     return jax.jit(function, donate_argnums=donated).lower(*arguments).compile()
@@ -163,14 +173,15 @@ def read(name: str) -> HloModule:
     return read_hlo_proto(proto.SerializeToString())
 
 
-ALL = ["loops", "convolution", "sharded"]
+ALL = ["loops", "convolution", "sharded", "assorted"]
 INSTRUCTION = re.compile(r"^ *(?:ROOT )?%(\S+) = (\(.*?\)|\S+) ([a-z-]+)\((.*)$", re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_shapes_are_written_as_jaxlib_writes_them(name: str) -> None:
     module = read(name)
-    printed = {match[1]: (match[2], match[3]) for match in INSTRUCTION.finditer(runtime_module(name).to_string())}
+    text = re.sub(r"/\*.*?\*/", "", runtime_module(name).to_string())  # as /*index=5*/ in long tuples
+    printed = {match[1]: (match[2], match[3]) for match in INSTRUCTION.finditer(text)}
     ours = zip(module.full_shape, module.opcode, strict=True)
     assert dict(zip(module.instruction_name, ours, strict=True)) == printed
 
@@ -235,7 +246,7 @@ def test_contractions_are_those_of_the_text(name: str) -> None:
         for row, dot in module.dots.items()
     }
     assert ours == printed
-    assert len(ours) == (name != "convolution")
+    assert len(ours) == (name != "convolution")  # the one of `assorted` is in a branch
 
 
 DIMENSIONS = ("lhs_contracting_dims", "rhs_contracting_dims", "lhs_batch_dims", "rhs_batch_dims")
@@ -304,6 +315,71 @@ def test_values_lie_within_their_allocations(name: str) -> None:
     arrays = [row for row in whole if not module.shape[values.instruction[row]].startswith("(")]
     assert len(arrays) >= 3
     assert (values.size_bytes[arrays] == module.output_bytes[values.instruction[arrays]]).all()
+
+
+MAPPINGS = (
+    "replica_groups", "source_target_pairs", "trip_count", "dots", "convolutions", "dimensions", "fusion_kind",
+    "custom_call_target", "sharding",
+)  # fmt: skip
+
+
+def told(module: HloModule) -> dict[str, Any]:
+    """A module by names, so that the order of rows does not matter."""
+    names, computations = module.instruction_name, module.computation_name
+
+    def row(i: int) -> tuple[Any, ...]:
+        controls = module.controls[module.control_offsets[i] : module.control_offsets[i + 1]]
+        return (
+            names[i], module.opcode[i], computations[module.computation[i]], module.full_shape[i], module.shape[i],
+            int(module.output_bytes[i]), int(module.parameter_number[i]), int(module.tuple_index[i]),
+            int(module.schedule[i]), module.operation_name[i], module.source[i], module.stack_of(i),
+            [names[o] for o in module.operands_of(i)], [computations[c] for c in module.called_by(i)],
+            sorted(names[c] for c in controls),
+        )  # fmt: skip
+
+    return {
+        "name": module.name,
+        "entry": computations[module.entry],
+        "rows": sorted(map(row, range(len(module)))),
+        "roots": {computations[c]: names[root] for c, root in enumerate(module.computation_root)},
+        **{kind: {names[i]: value for i, value in getattr(module, kind).items()} for kind in MAPPINGS},
+    }
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_the_text_of_a_program_tells_the_same_as_its_protobuf(name: str) -> None:
+    expected = told(read(name))
+    if name == "sharded":  # a text names logical devices, all of them by nothing
+        assert any(expected["replica_groups"].values())
+    for text in (compiled(name).as_text(), runtime_module(name).to_string()):
+        assert told(read_hlo_text(text, 0)) == expected
+
+
+def test_a_text_without_percent_signs_is_read_too() -> None:
+    text = compiled("assorted").as_text()
+    assert told(read_hlo_text(text.replace("%", ""), 0)) == told(read("assorted"))
+
+
+def test_tiled_shapes_and_strange_names_in_text() -> None:
+    xla = importlib.import_module("jaxlib._hlo").hlo_module_from_text(TILED)
+    module = read_hlo_text(xla.to_string(), 3)
+    assert module.program_id == 3
+    assert module.full_shape[module.instruction_name.index("a")] == "bf16[1024,64]{1,0:T(8,128)(2,1)S(1)}"
+    assert (module.schedule == ABSENT).all()
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("HloModul jit_f", "does not begin"),
+        ("HloModule jit_f\n", "no entry"),
+        ("HloModule f\nENTRY e {\n  x = f32[] add(y, y)\n}", "'y'"),
+        ("HloModule f\nENTRY e {\n  x = f32[] call(), to_apply=g\n}", "'g'"),
+    ],
+)
+def test_a_text_that_is_no_program_is_refused(text: str, why: str) -> None:
+    with pytest.raises(TraceflowError, match=f"TF103: cannot read an HLO text.*{why}"):
+        read_hlo_text(text, 0)
 
 
 def test_a_stack_leads_from_the_line_to_its_callers() -> None:

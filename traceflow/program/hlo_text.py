@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
+from traceflow.program.hlo_line import Instruction, parse_instruction
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.replica_groups import Groups, parse_groups, parse_pairs
-from traceflow.program.shape import shape_bytes, without_comments, without_layout
+from traceflow.program.shape import shape_bytes
 from traceflow.trace.model import ABSENT
 
-_HEAD = re.compile(r"\s*(ROOT )?%?([\w.\-]+) = ")
-_OPCODE = re.compile(r"\s*([a-z][a-z\d\-]*)\(")
-_OPERAND = re.compile(r"([^%]*)%([\w.\-]+)")
 _STEM = re.compile(r"[a-z][a-z\-]*[a-z]")
 _PREFIXES = {"param": "parameter", "parameter": "parameter", "arg": "parameter", "constant": "constant"}
 # What takes no time and therefore appears as an operand without ever having been executed.
@@ -36,22 +34,6 @@ class Line:
     text: str
     operation_name: str = ""
     source: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class _Instruction:
-    name: str
-    opcode: str
-    full_shape: str
-    operands: tuple[tuple[str, str], ...] = ()  # shape and name
-    attributes: str = ""
-    root: bool = False
-    operation_name: str = ""
-    source: str = ""
-
-    @property
-    def shape(self) -> str:
-        return without_layout(self.full_shape)
 
 
 def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModule:
@@ -72,17 +54,18 @@ def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModu
         >>> module.opcode, module.replica_groups
         (('all-reduce', 'parameter'), {0: ((0, 1),)})
     """
-    parsed: dict[str, _Instruction] = {}
+    parsed: dict[str, Instruction] = {}
     for line in lines:
-        instruction = _parsed(line)
+        instruction = parse_instruction(line.text)
         if instruction:
-            parsed.setdefault(instruction.name, instruction)
+            told = replace(instruction, operation_name=line.operation_name, source=line.source)
+            parsed.setdefault(instruction.name, told)
     mentioned = {operand: shape for i in parsed.values() for shape, operand in i.operands if operand not in parsed}
-    silent = [_Instruction(operand, _opcode_of(operand), shape) for operand, shape in mentioned.items()]
+    silent = [Instruction(operand, _opcode_of(operand), shape) for operand, shape in mentioned.items()]
     return _module([*parsed.values(), *silent], name, program_id)
 
 
-def _module(instructions: list[_Instruction], name: str, program_id: int) -> HloModule:
+def _module(instructions: list[Instruction], name: str, program_id: int) -> HloModule:
     rows = {instruction.name: row for row, instruction in enumerate(instructions)}
     count = len(instructions)
     operands = [[rows[operand] for _, operand in instruction.operands] for instruction in instructions]
@@ -117,46 +100,13 @@ def _module(instructions: list[_Instruction], name: str, program_id: int) -> Hlo
     )
 
 
-def _groups(instructions: list[_Instruction]) -> Mapping[int, Groups]:
+def _groups(instructions: list[Instruction]) -> Mapping[int, Groups]:
     found = {
         row: parse_groups(instruction.attributes)
         for row, instruction in enumerate(instructions)
         if base_opcode(instruction.opcode) in COLLECTIVES
     }
     return {row: groups for row, groups in found.items() if groups is not None}
-
-
-def _parsed(line: Line) -> _Instruction | None:
-    head = _HEAD.match(line.text)
-    if not head:
-        return None
-    rest = line.text[head.end() :]
-    shape_end = _closing(rest) if rest.startswith("(") else rest.find(" ")
-    opcode = _OPCODE.match(rest, shape_end) if shape_end > 0 else None
-    if not opcode:
-        return None
-    end = _closing(rest, opcode.end() - 1)
-    found = _OPERAND.findall(rest[opcode.end() : end - 1])
-    return _Instruction(
-        name=head[2],
-        opcode=opcode[1],
-        full_shape=without_comments(rest[:shape_end]),
-        operands=tuple((without_comments(shape).strip(", "), name) for shape, name in found),
-        attributes=rest[end:],
-        root=bool(head[1]),
-        operation_name=line.operation_name,
-        source=line.source,
-    )
-
-
-def _closing(text: str, start: int = 0) -> int:
-    """Position after the parenthesis that closes the one at `start`; the end of a text that is cut before it."""
-    depth = 0
-    for match in re.compile(r"[()]").finditer(text, start):
-        depth += 1 if match[0] == "(" else -1
-        if not depth:
-            return match.end()
-    return len(text)
 
 
 def _opcode_of(name: str) -> str:
