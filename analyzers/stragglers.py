@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.stages import stage_of_events
 from traceflow.analyzers.window import Window, in_window
-from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
+from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, Float64, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
-from traceflow.trace.model import ABSENT, Int64, Rows, Trace
+from traceflow.trace.model import ABSENT, Int32, Int64, Rows, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ class Straggler:
     cause: str  # host, compute, copy, transfer or launch
     lane: str
     name: str
-    stage: str | None  # the innermost annotation around it, where the trace has one
+    stage: str | None  # the innermost annotation around most of what is late, where the trace has one
     duration_ns: int
     peer_ns: int
     peers: int
@@ -83,8 +84,8 @@ def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) ->
 
     cost = measured length of the window - its replayed length with the cause at the median of its peers (at the
     fastest where there are two ranks in all). A cause is all work of one name on one participant; its peers are
-    the same name on the other ranks, compared occurrence by occurrence where the counts agree, in sum elsewhere.
-    A rank that only waited costs nothing.
+    the same name on the other ranks, compared occurrence by occurrence where the counts agree, elsewhere in sum,
+    which is saved in the stages in which there is more of it than on the peers. A rank that only waited costs nothing.
 
     Args:
         trace: The evidence, all ranks on one clock.
@@ -98,7 +99,7 @@ def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) ->
     if len(trace.ranks) < 2:
         reason = "only one rank is present: it has no peers to be compared with"
         return Stragglers(window=window, ranking=(), skipped=(Skipped("/result/ranking", reason),), notes=found.notes)
-    costs = [cause for cause in _causes(trace, graph) if cause.cost_ns > 0]
+    costs = [cause for cause in _causes(trace, graph, stage_of_events(trace, found.launch_call)) if cause.cost_ns > 0]
     ranking = tuple(sorted(costs, key=lambda row: (-row.cost_ns, row.rank, row.cause, row.name)))
     return Stragglers(
         window=window,
@@ -129,12 +130,13 @@ class _Work:
     rank: Rows
     device: Rows
     name: Rows
+    stage: Rows
     cause: Rows
 
 
-def _causes(trace: Trace, graph: DependencyGraph) -> Iterator[Straggler]:
+def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Straggler]:
     """Every cause on the critical path that took longer than its peers; nothing else can cost anything."""
-    work = _work(trace, graph)
+    work = _work(trace, graph, stage)
     on_path = _on_path(graph, work)
     key = np.column_stack((work.cause, work.name))
     code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
@@ -154,8 +156,8 @@ def _causes(trace: Trace, graph: DependencyGraph) -> Iterator[Straggler]:
             yield _cost(trace, graph, work, mine, target, len(peers))
 
 
-def _work(trace: Trace, graph: DependencyGraph) -> _Work:
-    """Slices that work and lags of launches, by participant and name."""
+def _work(trace: Trace, graph: DependencyGraph, stage: Int32) -> _Work:
+    """Slices that work and lags of launches, by participant, name and stage."""
     slices = graph.slices
     rows = np.flatnonzero((slices.event != NO_EVENT) & np.isin(slices.kind, list(_CAUSES)) & (graph.work_ns > 0))
     launches = np.isin(graph.kind[graph.binding], (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH))
@@ -170,6 +172,7 @@ def _work(trace: Trace, graph: DependencyGraph) -> _Work:
         trace.lanes.rank[lane],
         trace.lanes.device[lane],
         trace.events.name[slices.event[of_slice]],
+        stage[slices.event[of_slice]],
         np.where(is_launch, -1, slices.kind[of_slice]),
     )
 
@@ -193,18 +196,31 @@ def _as_peers(work: _Work, mine: Int64, peers: list[Int64]) -> Int64:
         expected = choose(np.stack([work.duration_ns[other] for other in peers]), axis=0)
         as_peers: Int64 = np.minimum(own, np.rint(expected)).astype(np.int64)
         return as_peers
-    total = float(choose(np.array([work.duration_ns[other].sum() for other in peers]), axis=0))
-    scaled: Int64 = np.rint(own * min(1.0, total / own.sum())).astype(np.int64)
+    stages, code = np.unique(work.stage[mine], return_inverse=True)
+    by_stage = np.bincount(code.ravel(), own, len(stages))
+    expected = choose(np.stack([_by_stage(work, other, stages) for other in peers]), axis=0)
+    surplus_ns = np.maximum(by_stage - expected, 0)
+    late_ns = max(own.sum() - choose(np.array([work.duration_ns[other].sum() for other in peers])), 0)
+    kept = 1 - surplus_ns * min(1, late_ns / max(surplus_ns.sum(), 1)) / by_stage
+    scaled: Int64 = np.rint(own * kept[code.ravel()]).astype(np.int64)
     return scaled
+
+
+def _by_stage(work: _Work, rows: Int64, stages: Rows) -> Float64:
+    """How long some work took in each stage."""
+    place = np.minimum(np.searchsorted(stages, work.stage[rows]), len(stages) - 1)
+    here = stages[place] == work.stage[rows]
+    by_stage: Float64 = np.bincount(place[here], work.duration_ns[rows[here]].astype(np.float64), len(stages))
+    return by_stage
 
 
 def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target: Int64, peers: int) -> Straggler:
     work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
     (lag_ns if work.launch[mine[0]] else work_ns)[work.place[mine]] = target
     end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
-    longest = mine[np.argmax(work.duration_ns[mine] - target)]
+    longest = _longest(work, mine, target)
     row = int(work.place[longest]) >> int(work.launch[longest])
-    device = int(work.device[longest])
+    device, stage = int(work.device[longest]), int(work.stage[longest])
     return Straggler(
         int(work.rank[longest]),
         None if device == ABSENT else device,
@@ -212,21 +228,19 @@ def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target
         "launch" if work.launch[longest] else _CAUSES[SliceKind(int(work.cause[longest]))],
         trace.lanes.name[graph.slices.lane[row]],
         trace.strings[work.name[longest]],
-        _stage(trace, int(graph.slices.event[row])),
+        None if stage == ABSENT else trace.strings[stage],
         int(work.duration_ns[mine].sum()),
         int(target.sum()),
         peers,
     )
 
 
-def _stage(trace: Trace, event: int) -> str | None:
-    """The innermost other event of the same lane that encloses an event."""
-    e = trace.events
-    around = np.flatnonzero(
-        (e.lane == e.lane[event]) & (e.start_ns <= e.start_ns[event]) & (e.end_ns >= e.end_ns[event])
-    )
-    around = around[around < event]
-    return trace.strings[e.name[around[-1]]] if len(around) else None
+def _longest(work: _Work, mine: Int64, target: Int64) -> int:
+    """Where most time is lost in the stage that loses most."""
+    lost = work.duration_ns[mine] - target
+    stages, code = np.unique(work.stage[mine], return_inverse=True)
+    worst = code.ravel() == np.argmax(np.bincount(code.ravel(), lost, len(stages)))
+    return int(mine[worst][np.argmax(lost[worst])])
 
 
 def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, ...]:

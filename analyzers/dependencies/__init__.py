@@ -43,9 +43,9 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
     matches, launch, resolution_ns = match(trace), launched(trace), _resolution_ns(trace)
     blocking = waits_for_copy(trace, launch)
     slices = cut(trace, matches, blocking | envelopes(trace, programs))
+    slices, returned = issued(trace, matches, slices)
     handed_off, waits = hand_off(trace, slices)
-    returned, awaits = issued(trace, slices)
-    slices = slices.with_blocked(np.concatenate((waits, awaits)))
+    slices = slices.with_blocked(waits)
     operands = data(trace, programs, slices)
     synchronised, inferred = synchronisation(trace, launch, slices, blocking)
     edges = [

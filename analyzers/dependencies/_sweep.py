@@ -55,3 +55,22 @@ def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64
         stack[depth], stop[depth], resumed[depth] = i, limit, start[i]
         depth += 1
     return starts[:filled], ends[:filled], events[:filled], depths[:filled], cut
+
+
+@njit(cache=True)
+def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:
+    """For each event, the innermost other event of its lane that is wanted and under way when it starts, -1 without one.
+
+    Events are sorted by (lane, start, -end).
+    """
+    found = np.full(len(start), -1, np.int64)
+    stack, depth = np.empty(len(start), np.int64), 0
+    for i in range(len(start)):
+        while depth > 0 and (lane[stack[depth - 1]] != lane[i] or end[stack[depth - 1]] <= start[i]):
+            depth -= 1
+        if depth > 0:
+            found[i] = stack[depth - 1]
+        if wanted[i]:
+            stack[depth] = i
+            depth += 1
+    return found

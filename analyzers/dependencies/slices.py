@@ -41,6 +41,34 @@ class Cut:
         kind[rows] = SliceKind.BLOCKED
         return replace(self, slices=replace(self.slices, kind=kind))
 
+    def divided(self, rows: Rows, at_ns: Int64) -> tuple[Cut, Int64]:
+        """The same slices, where the given rows only wait until a moment, and are then followed by another slice.
+
+        Args:
+            rows: Slices, in order.
+            at_ns: When each stops waiting.
+
+        Returns:
+            The slices, and where to find the first part of each old one.
+        """
+        copies = np.ones(len(self.slices), np.int64)
+        copies[rows] = 2
+        place, old = np.cumsum(copies) - copies, np.repeat(np.arange(len(copies)), copies)
+        waits = place[rows]
+        start, end, kind = self.slices.start_ns[old], self.slices.end_ns[old], self.slices.kind[old]
+        end[waits], start[waits + 1], kind[waits] = at_ns, at_ns, SliceKind.BLOCKED
+        first, last = place[self.first], place[self.last] + copies[self.last] - 1
+        joins = np.where(self.joins >= 0, place[self.joins], -1)
+        cut = Cut(
+            Slices(start, end, self.slices.lane[old], self.slices.event[old], kind),
+            first.astype(np.int32),
+            last.astype(np.int32),
+            np.repeat(self.depth, copies[: len(self.depth)]),
+            joins.astype(np.int32),
+            self.stuck_out,
+        )
+        return cut, place
+
     def end_of(self, event: Rows) -> Rows:
         """Vertex at which each event ends."""
         return 2 * self.last[event] + 1
