@@ -483,7 +483,7 @@ def test_the_demo_tells_how_much_of_a_path_nothing_explains() -> None:
         both[name] = replace(form(name, (10_000, 9_000, 11_000), 0), path=build.run(name).critical_path())
     text = forms.compared([(forms.EXPERTS, both)], devices=8, width=1_000, color=False)
     assert "For part of the critical path (30.0 % in masked) an operation had its operands and waited" in text
-    lean = {name: both["capacity"] for name in both}
+    lean = dict.fromkeys(both, both["capacity"])
     assert "its operands" not in forms.compared([(forms.EXPERTS, lean)], devices=8, width=1_000, color=False)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from executed import executed, operations_of
 from record_processes import launch
 
 from traceflow import evidence
@@ -138,20 +139,28 @@ def test_each_device_holds_what_its_layout_says() -> None:
         np.testing.assert_array_equal(columns, a[:, 4:6])
 
 
-def test_every_stage_can_be_told_from_the_program() -> None:
-    ring = set(re.findall(r'op_name="jit\(ring\)/shard_map/([\w/]+)/\w+"', compiled("ring", 4)))
-    stages = {f"round_{turn}/{stage}" for turn in range(4) for stage in ("select", "multiply")}
-    assert stages | {f"round_{turn}/permute" for turn in range(3)} | {"accumulate"} <= ring
-    assert "round_3/permute" not in ring
-    gather = set(re.findall(r'op_name="jit\(gather\)/(\w+)/\w+"', compiled("gather", 4)))
-    assert gather == {"gather", "multiply"}
-    scatter = set(re.findall(r'op_name="jit\(scatter\)/shard_map/(\w+)/\w+"', compiled("scatter", 4)))
-    assert scatter == {"multiply", "scatter"}
-    hlo = compiled("scatter_ring", 4)
-    scatter_ring = set(re.findall(r'op_name="jit\(scatter_ring\)/shard_map/([\w/]+)/\w+"', hlo))
-    moves = {f"round_{turn}/{stage}" for turn in range(1, 4) for stage in ("permute", "accumulate")}
-    assert stages | moves <= scatter_ring
-    assert "round_0/permute" not in scatter_ring
+STAGES = {
+    "gather": {"gather", "multiply"},
+    "ring": {f"round_{turn}/{stage}" for turn in range(8) for stage in ("select", "multiply")}
+    | {f"round_{turn}/permute" for turn in range(7)}
+    | {"accumulate"},
+    "scatter": {"multiply", "scatter"},
+    "scatter_ring": {f"round_{turn}/{stage}" for turn in range(8) for stage in ("select", "multiply")}
+    | {f"round_{turn}/{stage}" for turn in range(1, 8) for stage in ("permute", "accumulate")},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_stage_is_found_by_name_on_each_of_eight_devices(tmp_path: Path, layout: str) -> None:
+    record_collective_matmul(tmp_path, layout=layout, devices=8, size=(16, 64, 64), steps=2)
+    for form in LAYOUTS[layout].forms:
+        for device in range(8):
+            instructions = executed(tmp_path / form, device)
+            names = {name for module, row in instructions for name in operations_of(module, row)}
+            found = {
+                match[1] for name in names if (match := re.search(r"jit\(\w+\)/(?:shard_map/)?+([\w/]+)/\w+$", name))
+            }
+            assert found == STAGES[form]
 
 
 def test_the_matrices_would_show_a_mix_up() -> None:

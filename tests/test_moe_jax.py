@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from executed import executed, operations_of
 from numpy.typing import NDArray
 from record_processes import launch
 
@@ -30,7 +30,7 @@ from traceflow.collectors.workloads.moe_jax_layers import (
     slots,
 )
 from traceflow.errors import TraceflowError
-from traceflow.program.module import COLLECTIVES, HloModule
+from traceflow.program.module import COLLECTIVES
 from traceflow.trace.model import ABSENT
 
 jax = pytest.importorskip("jax", reason="the workload needs JAX")
@@ -281,20 +281,6 @@ def manifest_of(path: Path) -> Manifest:
     manifest = Capture.open(path).manifest
     assert manifest is not None
     return manifest
-
-
-def executed(path: Path) -> Iterator[tuple[HloModule, int]]:
-    """Each instruction that the trace holds an event of, as its program and row."""
-    found = evidence.read(path)
-    for program_id, module in found.programs.items():
-        rows = np.unique(found.trace.hlo.instruction[found.trace.hlo.program == program_id])
-        yield from ((module, int(row)) for row in rows)
-
-
-def operations_of(module: HloModule, row: int) -> Iterator[str]:
-    """The operations that an instruction stands for: its own, and those that the compiler fused into it."""
-    fused = np.flatnonzero(np.isin(module.computation, module.called_by(row)))
-    yield from (module.operation_name[each] for each in (row, *fused))
 
 
 def stage_of(name: str) -> tuple[str, str] | None:

@@ -15,6 +15,8 @@ import pytest
 from numpy.typing import NDArray
 from torch_programs import Gradients, fail_on, matmul_and_transformer
 
+from traceflow import evidence
+from traceflow.analyzers.matching import match
 from traceflow.capture import Capture, Manifest
 from traceflow.collectors.workloads import fsdp_tp_torch, ring_matmul_torch, torch_processes
 from traceflow.collectors.workloads.collective_matmul import matrices
@@ -108,6 +110,11 @@ def check_recorded(path: Path, wanted: dict[str, int]) -> None:
     everybody = (manifest, *manifest.peers)
     assert [one.process.rank for one in everybody] == list(range(PROCESSES))
     assert {tuple(step.step for step in one.steps) for one in everybody} == {(2, 3)}
+    trace = evidence.read(path).trace
+    assert (
+        trace.communications.group >= 0
+    ).all()  # all are joined with the flight recorder, and all ranks with each other
+    assert (match(trace).instance >= 0).all()
     for rank in range(PROCESSES):
         found = names_of(path, rank)
         assert {name: found[name] for name in wanted} == {name: 2 * count for name, count in wanted.items()}
