@@ -72,6 +72,13 @@ _ALL = (
         "Leave one of them out, or correct the rank in the file name or in the metadata.",
     ),
     Code(
+        "TF109",
+        "a pickle that is no snapshot",
+        "A snapshot of PyTorch's memory holds plain values. This pickle asks for something to be imported, which could "
+        "run anything; nothing of it was executed.",
+        "Do not unpickle the file by other means either, unless you know who wrote it.",
+    ),
+    Code(
         "TF110",
         "output exists",
         "The output is there already, and nothing is overwritten unless asked for.",
@@ -168,6 +175,12 @@ _ALL = (
         "no such product",
         "The equation does not name two operands and a result as einsum does.",
         "Write it as 'bf,fd->bd'.",
+    ),
+    Code(
+        "TF145",
+        "stages of a program not kept",
+        "XLA did not write the program at the stages of its compilation, which tell how it was divided.",
+        "Update jaxlib; see that no plugin compiles in its place.",
     ),
     # TF2xx, findings
     Code(
@@ -304,6 +317,13 @@ _ALL = (
         "steps put one after another",
         "The steps of an operation table overlap in time, as they do where each is timed from its own start.",
         "Nothing to do: steps are explained one by one. Only their distance from the start of the capture is not recorded.",
+    ),
+    Code(
+        "TF313",
+        "history of memory truncated",
+        "The allocator keeps a limited history. Here it contradicts the blocks that are there in the end, so that "
+        "amounts in all, and the peak, cannot be told.",
+        "Keep a longer history: torch.cuda.memory._record_memory_history(max_entries=...).",
     ),
     # TF9xx, traceflow itself
     Code(

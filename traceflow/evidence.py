@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -29,7 +29,7 @@ _RUNS = "profile"  # TensorBoard: plugins/profile/<run>/<host>.xplane.pb
 # An XSpace begins with a plane (field 1), and that with its number, if it has one, and its name.
 _XSPACE = re.compile(rb"\n[\x80-\xff]*[\x00-\x7f](?:\x08[\x80-\xff]*[\x00-\x7f])?\x12.(?:[/#]|Task )", re.DOTALL)
 _TRACE_NAME = re.compile(r"\.(json|pb)(\.gz)?$")
-_FORMATS = "Kineto JSON, XSpace (.xplane.pb) and trace-event JSON are read"
+_FORMATS = "Kineto JSON, XSpace (.xplane.pb), trace-event JSON and what PyTorch tells of memory are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,7 @@ class _Format(Enum):
     KINETO = "Kineto JSON"
     XSPACE = "XSpace"
     CHROME = "trace-event JSON"
+    MEMORY = "PyTorch's memory timeline or snapshot"
 
 
 def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
@@ -78,11 +79,37 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
             return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         traces = _traces(given, _found(given))
         _check_one_recording(traces)
-        files, forms = zip(*traces, strict=True)
-        return _working(_merged(list(zip(files, map(read_one, files, forms, file_ranks(files)), strict=True))))
+        memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
+        parts = _read_all([trace for trace in traces if trace not in memories], read_one)
+        return _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _read_all(
+    traces: Sequence[tuple[Path, _Format]], read_one: Callable[[Path, _Format, int], Evidence]
+) -> list[tuple[Path, Evidence]]:
+    ranks = file_ranks([file for file, _ in traces])
+    return [(file, read_one(file, form, rank)) for (file, form), rank in zip(traces, ranks, strict=True)]
+
+
+def _with_memories(
+    parts: Sequence[tuple[Path, Evidence]], memories: Sequence[tuple[Path, Evidence]]
+) -> list[tuple[Path, Evidence]]:
+    """Traces with what else is known of the memory of the same rank; memory of ranks without a trace follows."""
+    from traceflow.trace.torch_memory import with_memory
+
+    joined = list(parts)
+    for file, memory in memories:
+        rank = memory.trace.ranks[0].rank
+        place = next((i for i, (_, part) in enumerate(joined) if part.trace.ranks[0].rank == rank), None)
+        if place is None:
+            joined.append((file, memory))
+        else:
+            of, part = joined[place]
+            joined[place] = of, replace(part, trace=with_memory(part.trace, memory.trace))
+    return joined
 
 
 def _operations(file: Path) -> Evidence:
@@ -156,6 +183,10 @@ def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str,
         from traceflow.trace.chrome import read_chrome
 
         return read_chrome(file, rank=rank, communication=communication)
+    if form is _Format.MEMORY:
+        from traceflow.trace.torch_memory import read_torch_memory
+
+        return Evidence(read_torch_memory(file, rank=rank), {})
     from traceflow.trace.flight_recorder import with_recording_beside
     from traceflow.trace.kineto import read_kineto
 
@@ -206,6 +237,10 @@ def _format_of(file: Path) -> _Format | None:
     head = _head(file) or b""
     if _XSPACE.match(head):
         return _Format.XSPACE
+    from traceflow.trace.torch_memory import looks_like_torch_memory
+
+    if looks_like_torch_memory(head):
+        return _Format.MEMORY
     if not head.lstrip().startswith((b"{", b"[")):
         return None
     from traceflow.trace.kineto import looks_like_kineto

@@ -238,7 +238,7 @@ class Trace:
     memory: MemoryEvents = field(default_factory=lambda: empty(MemoryEvents))
 
 
-_Side = TypeVar("_Side", Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents)
+_Side = TypeVar("_Side", Events, Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents)
 
 
 def empty(table: type[_Side]) -> _Side:
