@@ -1,0 +1,91 @@
+"""The stages of one compilation: a program as written, with shardings everywhere, divided among devices, and compiled.
+
+XLA dumps a module at each stage where it is asked to (`--xla_dump_to`, `--xla_dump_hlo_pass_re=spmd|shard`), in
+files such as `module_0007.jit_step.0001.spmd-partitioner.after_shardy-xla.before_spmd-partitioning.hlo.pb`. The
+numbers of passes change from version to version; their names tell the stages apart.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from traceflow.program.hlo_proto import read_hlo_proto
+from traceflow.program.module import HloModule
+
+_MODULE = re.compile(r"(module_\d+\.[^/]*?)(?:\.\d{4}\.|\.before_|\.(?:sm_[\d.]+_)?\w*after_)")
+
+
+class Stage(StrEnum):
+    """How far a program has come."""
+
+    WRITTEN = "written"  # whole arrays, the user's axes, shardings where the author states them
+    PROPAGATED = "propagated"  # whole arrays, a sharding on every instruction
+    PARTITIONED = "partitioned"  # what one device holds; the collectives that this takes
+    COMPILED = "compiled"  # what runs
+
+
+# Endings of names, the best evidence of a stage first.
+_ENDINGS = {
+    Stage.WRITTEN: (r"before_shardy-xla", r"before_optimizations"),
+    Stage.PROPAGATED: (r"after_shardy-xla\.before_spmd-partitioning", r"before_spmd-partitioning"),
+    Stage.PARTITIONED: (r"after_spmd-partitioning[\w.-]*",),
+    Stage.COMPILED: (r"after_optimizations",),
+}
+_STAGES = [
+    (stage, rank, re.compile(rf"{ending}\.hlo\.pb(\.xz|\.gz)?$"))
+    for stage, endings in _ENDINGS.items()
+    for rank, ending in enumerate(endings)
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """One program at the stages of its compilation, None where a stage was not kept."""
+
+    name: str
+    written: HloModule | None = None
+    propagated: HloModule | None = None
+    partitioned: HloModule | None = None
+    compiled: HloModule | None = None
+    warnings: tuple[str, ...] = ()  # lines that the compiler printed
+
+
+def staged(names: list[str]) -> dict[str, dict[Stage, str]]:
+    """Which of the files of a dump are the stages of which compilation.
+
+    Args:
+        names: Names of files; those of no stage are passed over.
+
+    Returns:
+        The name of the best file of each stage, by module such as ``module_0007.jit_step``.
+
+    Example:
+        >>> staged(["module_0007.jit_f.before_optimizations.hlo.pb", "module_0007.jit_f.debug_options"])
+        {'module_0007.jit_f': {<Stage.WRITTEN: 'written'>: 'module_0007.jit_f.before_optimizations.hlo.pb'}}
+    """
+    best: dict[str, dict[Stage, tuple[int, str]]] = {}
+    for name in sorted(names):
+        module = _MODULE.match(name)
+        for stage, rank, ending in _STAGES:
+            if module and ending.search(name):
+                stages = best.setdefault(module[1], {})
+                stages[stage] = min(stages.get(stage, (rank, name)), (rank, name))
+    return {module: {stage: name for stage, (_, name) in stages.items()} for module, stages in best.items()}
+
+
+def compilation(name: str, contents: Mapping[Stage, bytes], warnings: tuple[str, ...] = ()) -> Compilation:
+    """Read the stages of one compilation.
+
+    Args:
+        name: Of the program.
+        contents: A serialised `HloProto` by stage.
+        warnings: Lines that the compiler printed.
+
+    Raises:
+        TraceflowError: TF103 where a stage cannot be read.
+    """
+    modules = {stage.value: read_hlo_proto(content) for stage, content in contents.items()}
+    return Compilation(name, **modules, warnings=warnings)
