@@ -30,9 +30,12 @@ def record(capture: Path) -> None:
     x = jax.make_array_from_callback(numbers.shape, given, lambda index: numbers[index])
     total = traceflow.instrument(jax.jit(lambda x: x.sum()), name=f"total{jax.process_index()}")
     for force in (False, True):
-        with traceflow.record(capture, framework="jax", steps=2, force=force):
+        with traceflow.record(capture, framework="jax", steps=2, force=force) as recorder:
             sums = [float(total(x)) for _ in range(3)]
+            fetched = recorder.step().fetch({"parts": x, "total": total(x)})
+            recorder.attach("parts.npz", {"parts": np.concatenate(fetched["parts"])})
         assert sums == [numbers.sum()] * 3
+        assert fetched["total"] == numbers.sum()
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +64,8 @@ def capture(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_there_is_one_complete_capture_and_nothing_else(capture: Path) -> None:
     assert [path.name for path in capture.parent.iterdir()] == ["a"]
-    assert {path.name for path in capture.iterdir()} == {"manifest.json", "plugins", "program"}
+    attached = {f"rank{rank:05d}.parts.npz" for rank in range(PROCESSES)}
+    assert {path.name for path in capture.iterdir()} == {"manifest.json", "plugins", "program", *attached}
     manifest = Capture.open(capture).manifest
     assert manifest is not None
     assert manifest.complete
@@ -74,6 +78,12 @@ def test_tensorboard_finds_one_run_with_a_trace_of_each_rank(capture: Path) -> N
     host = socket.gethostname()
     spaces = sorted(file.name for file in run.glob("*.xplane.pb"))
     assert spaces == [f"rank{rank:05d}.{host}.xplane.pb" for rank in range(PROCESSES)]
+
+
+def test_each_process_fetches_its_own_parts_of_an_array_and_attaches_them(capture: Path) -> None:
+    for rank in range(PROCESSES):
+        with np.load(capture / f"rank{rank:05d}.parts.npz") as attached:
+            assert attached["parts"].tolist() == list(range(rank * DEVICES, (rank + 1) * DEVICES))
 
 
 def test_it_opens_as_one_run_of_all_ranks(capture: Path) -> None:

@@ -16,7 +16,9 @@ from typing import Any, NoReturn
 import numpy as np
 import pytest
 
+import traceflow
 from traceflow import recording
+from traceflow.attachment import write_attachment
 from traceflow.capture import Capture, Manifest
 from traceflow.collectors.jax_profiler import JaxProfiler
 from traceflow.errors import TraceflowError
@@ -428,6 +430,74 @@ def test_a_warning_reaches_stderr_as_one_line(tmp_path: Path) -> None:
     assert done.stdout == ""
     assert done.stderr.startswith("TF115: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("steps", [1, None], ids=["closed", "open"])
+def test_what_is_attached_lies_beside_the_trace(tmp_path: Path, steps: int | None) -> None:
+    with record(tmp_path / "a", steps=steps) as recorder:
+        recorder.attach("notes.txt", "first")
+        run(recorder, 2)
+        recorder.attach("notes.txt", "second")
+        recorder.attach("routing.json", {"dropped": [0, 2]})
+        recorder.attach("routing.npz", {"dropped": np.arange(3)})
+        recorder.attach("raw", b"\0\1")
+    assert {file.name: file.read_bytes() for file in (tmp_path / "a").glob("rank*") if file.suffix != ".npz"} == {
+        "rank00000.notes.txt": b"second",
+        "rank00000.routing.json": b'{"dropped": [0, 2]}',
+        "rank00000.raw": b"\0\1",
+    }
+    with np.load(tmp_path / "a" / "rank00000.routing.npz") as routing:
+        assert routing["dropped"].tolist() == [0, 1, 2]
+    assert not list((tmp_path / "a").glob(".*"))
+    assert manifest_of(tmp_path / "a").missing == ()
+    assert traceflow.open(tmp_path / "a").summary().ranks == (0,)
+
+
+def test_what_cannot_be_attached_is_missing_and_nothing_else_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with record(tmp_path / "a") as recorder:
+        recorder.attach("routing.json", {"dropped": np.arange(3)})
+        run(recorder, 2)
+    manifest = manifest_of(tmp_path / "a")
+    assert manifest.complete
+    assert manifest.missing == ("routing.json: TypeError: Object of type ndarray is not JSON serializable",)
+    (warning,) = warnings_in(caplog)
+    assert warning.startswith("TF119: cannot keep routing.json in ")
+    assert list((tmp_path / "a").glob("rank*")) == []
+
+
+@pytest.mark.parametrize("switched", ["0", "1"])
+@pytest.mark.parametrize("name", ["", "../a", ".hidden", "a/b", "two words"])
+def test_what_is_no_name_of_a_file_is_refused(
+    name: str, switched: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRACEFLOW", switched)
+    with pytest.raises(ValueError, match="cannot attach"), record(tmp_path / "a") as recorder:
+        recorder.attach(name, b"")
+
+
+def test_an_attachment_follows_a_folder_that_takes_its_name(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    write_attachment((tmp_path / "a.incomplete-7", tmp_path / "a"), "x", b"1")
+    assert (tmp_path / "a" / "x").read_bytes() == b"1"
+    with pytest.raises(FileNotFoundError):
+        write_attachment((tmp_path / "b",), "x", b"1")
+
+
+def test_a_step_that_compiles_again_is_named_and_is_no_steady_state(tmp_path: Path) -> None:
+    update = jax.jit(lambda x: jax.numpy.tanh(x @ x).sum())
+    with record(tmp_path / "a", warmup=1) as recorder:
+        for k in range(6):
+            with recorder.step() as step:
+                step.ready(update(jax.device_put(np.eye(64 if k != 3 else 56, dtype=np.float32))))
+    told = traceflow.open(tmp_path / "a").summary()
+    assert [step.step for step in told.steps if step.compiled] == [3]
+    assert [step.step for step in manifest_of(tmp_path / "a").steps if step.compilations] == [3]
+    assert told.steady_state is not None
+    assert told.steady_state.steps == 4
+    (finding,) = (finding for finding in told.findings if finding.code == "TF205")
+    assert finding.evidence["steps"] == [3]
 
 
 def test_the_logger_is_named_after_the_package() -> None:
