@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from traceflow.analyzers.best_case import BestCase, best_cases
 from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.summary import summary
-from traceflow.analyzers.what_if import predict, unknown_dependencies
+from traceflow.analyzers.what_if import predict, unknown_dependencies, unmatched_calls
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -77,6 +78,7 @@ class Savings:
     window: Window
     spread_ns: int | None  # longest minus shortest step of the steady state
     savings: tuple[Saving, ...]
+    best_cases: tuple[BestCase, ...]
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -88,6 +90,7 @@ class Savings:
             "baseline_ns": self.window.duration_ns,
             "spread_ns": self.spread_ns,
             "savings": [saving.to_dict() for saving in self.savings],
+            "best_cases": [case.to_dict() for case in self.best_cases],
         }
 
     def to_pandas(self) -> pd.DataFrame:
@@ -103,6 +106,8 @@ def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: 
     Tried are the costliest names on the critical path, each as if it took no time, since only what is on the
     path can save anything; and whole classes: no transfer, nobody late, no launch latency, no host work, no
     copies. So a saving is the most that any improvement of one thing alone can give; savings do not add up.
+    Beside them stand the best cases (:func:`traceflow.analyzers.best_case.best_cases`): no communication at all,
+    perfect balance, no launch overhead.
 
     Args:
         trace: The evidence.
@@ -115,7 +120,9 @@ def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: 
     """
     window, graph = in_window(trace, found, step)
     spread_ns = None if step is None else _spread_ns(trace, found)
-    known = not unknown_dependencies(trace, found, window)
+    unknown = "; ".join(finding.title for finding in unknown_dependencies(trace, found, window))
+    known = not unknown
+    best = tuple(best_cases(trace, found, graph, unsplit=unmatched_calls(trace, found, window), known=known))
     tried = [
         _saving(trace, graph, candidate, spread_ns, known=known) for candidate in (*_names(trace, graph), *_CLASSES)
     ]
@@ -124,8 +131,9 @@ def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: 
         window=window,
         spread_ns=spread_ns,
         savings=tuple(_without_repetition(ranked)[:top]),
+        best_cases=best,
         findings=tuple(_findings(ranked)),
-        skipped=() if spread_ns is not None else (Skipped("/result/spread_ns", _no_spread(step)),),
+        skipped=(*_no_spread(spread_ns, step), *_no_best_case(best, unknown)),
         notes=found.notes,
     )
 
@@ -214,11 +222,12 @@ def _costliest(trace: Trace, graph: DependencyGraph) -> list[tuple[str, SliceKin
 def _saving(
     trace: Trace, graph: DependencyGraph, candidate: Candidate, spread_ns: int | None, *, known: bool
 ) -> Saving:
-    predicted_ns, exact = predict(graph, apply(trace, graph, [candidate.change]))
+    prediction = predict(graph, apply(trace, graph, [candidate.change]))
     measured_ns = graph.end_ns - graph.start_ns
-    saved_ns = measured_ns - predicted_ns
+    saved_ns = measured_ns - prediction.predicted_ns
     share = saved_ns / measured_ns if measured_ns else 0.0
-    return Saving(candidate, saved_ns, share, exact and known, None if spread_ns is None else saved_ns < spread_ns)
+    within = None if spread_ns is None else saved_ns < spread_ns
+    return Saving(candidate, saved_ns, share, prediction.exact and known, within)
 
 
 def _without_repetition(ranked: list[Saving]) -> list[Saving]:
@@ -252,7 +261,16 @@ def _spread_ns(trace: Trace, found: Dependencies) -> int | None:
     return None if steady is None or steady.steps < 2 else steady.maximum_ns - steady.minimum_ns
 
 
-def _no_spread(step: int | None) -> str:
-    if step is None:
-        return "the whole capture is one window, with nothing to compare it with"
-    return "fewer than two steps without compilation are marked"
+def _no_spread(spread_ns: int | None, step: int | None) -> tuple[Skipped, ...]:
+    if spread_ns is not None:
+        return ()
+    whole = "the whole capture is one window, with nothing to compare it with"
+    why = whole if step is None else "fewer than two steps without compilation are marked"
+    return (Skipped("/result/spread_ns", why),)
+
+
+def _no_best_case(cases: tuple[BestCase, ...], unknown: str) -> tuple[Skipped, ...]:
+    rows = "/result/best_cases"
+    absent = [Skipped(f"{rows}/{at}/predicted_ns", case.reason) for at, case in enumerate(cases) if case.reason]
+    unbounded = [Skipped(f"{rows}/*/{name}", unknown) for name in ("low_ns", "high_ns")] if unknown else []
+    return (*absent, *unbounded)

@@ -18,6 +18,24 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Length of a window under a change, in ns: as replayed, and the least and most that hidden latencies allow.
+
+    A measured start tells only the sum of a bound and a latency. Where a latency may have been hidden behind another
+    dependency, `low_ns` and `high_ns` enclose every way to attribute it, and low <= predicted <= high.
+    """
+
+    predicted_ns: int
+    low_ns: int
+    high_ns: int
+
+    @property
+    def exact(self) -> bool:
+        """Whether every way to explain the measured latencies gives the same length."""
+        return self.low_ns == self.high_ns
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
     """Measured and predicted length of a window. `exact` says that no hidden latency can change the prediction."""
@@ -25,6 +43,8 @@ class WhatIf:
     kind: ClassVar[str] = "what-if"
     window: Window
     predicted_ns: int
+    low_ns: int | None  # what hidden latencies allow; None where dependencies are unknown, so that nothing bounds it
+    high_ns: int | None
     exact: bool
     selected: tuple[tuple[str, int], ...]  # (pattern, how many slices or edges it is about), one per change
     segments: Segments  # the path as it would be
@@ -48,6 +68,8 @@ class WhatIf:
             "window": {**self.window.to_dict()},
             "baseline_ns": self.baseline_ns,
             "predicted_ns": self.predicted_ns,
+            "low_ns": self.low_ns,
+            "high_ns": self.high_ns,
             "saved_ns": self.saved_ns,
             "exact": self.exact,
             "selected": [{"pattern": pattern, "count": count} for pattern, count in self.selected],
@@ -73,7 +95,7 @@ def what_if(
 
     time(v) = latest bound over the edges into v + lag(v), with the changed work and the measured lags. The
     prediction is exact where every way to explain the measured lags gives the same end; elsewhere it is a bound,
-    since a latency may have been hidden behind what was made faster.
+    since a latency may have been hidden behind what was made faster, and lies between `low_ns` and `high_ns`.
 
     Args:
         trace: The evidence.
@@ -87,16 +109,19 @@ def what_if(
     """
     window, graph = in_window(trace, found, step)
     supposed = apply(trace, graph, changes, ranks=ranks)
-    predicted, exact = predict(graph, supposed)
+    prediction = predict(graph, supposed)
     selected = tuple((change.pattern, count) for change, count in zip(changes, supposed.selected, strict=True))
     unknown = unknown_dependencies(trace, found, window) if changes else ()  # the measurement itself is no guess
     return WhatIf(
         window=window,
-        predicted_ns=predicted,
-        exact=exact and not unknown,
+        predicted_ns=prediction.predicted_ns,
+        low_ns=None if unknown else prediction.low_ns,
+        high_ns=None if unknown else prediction.high_ns,
+        exact=prediction.exact and not unknown,
         selected=selected,
         segments=segments_of(trace, _as_supposed(graph, supposed)),
         findings=(*_without_effect(selected), *unknown),
+        skipped=_unbounded(unknown),
         notes=found.notes,
     )
 
@@ -116,6 +141,11 @@ def _without_effect(selected: tuple[tuple[str, int], ...]) -> tuple[Finding, ...
     )
 
 
+def _unbounded(unknown: tuple[Finding, ...]) -> tuple[Skipped, ...]:
+    why = "; ".join(finding.title for finding in unknown)
+    return tuple(Skipped(f"/result/{name}", why) for name in ("low_ns", "high_ns")) if unknown else ()
+
+
 def unknown_dependencies(trace: Trace, found: Dependencies, window: Window) -> tuple[Finding, ...]:
     """Dependencies that the trace does not tell, so that no prediction is exact.
 
@@ -128,9 +158,7 @@ def unknown_dependencies(trace: Trace, found: Dependencies, window: Window) -> t
         One finding per reason; none where the trace tells everything.
     """
     reasons = [skipped.reason for skipped in unordered_streams(trace)]
-    event = trace.communications.event[found.matches.instance < 0]
-    e = trace.events
-    whole = int(((e.start_ns[event] < window.end_ns) & (e.end_ns[event] > window.start_ns)).sum())
+    whole = unmatched_calls(trace, found, window)
     if whole:
         reasons.append(f"{whole} communication calls stay whole: what they wait for is unknown")
     return tuple(
@@ -145,12 +173,18 @@ def unknown_dependencies(trace: Trace, found: Dependencies, window: Window) -> t
     )
 
 
-def predict(graph: DependencyGraph, supposed: Hypothesis) -> tuple[int, bool]:
-    """Predicted length of a window in ns, and whether it is exact."""
+def unmatched_calls(trace: Trace, found: Dependencies, window: Window) -> int:
+    """How many communication calls in a window stay whole."""
+    e, event = trace.events, trace.communications.event[found.matches.instance < 0]
+    return int(((e.start_ns[event] < window.end_ns) & (e.end_ns[event] > window.start_ns)).sum())
+
+
+def predict(graph: DependencyGraph, supposed: Hypothesis) -> Prediction:
+    """Predicted length of a window, and between which two lengths it lies."""
     time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
     low, high = graph.replay_bounds(work_ns=supposed.work_ns, delay=supposed.delay, cut=supposed.cut)
-    ends = {graph.end_of(times) for times in (time_ns, low, high)}
-    return graph.end_of(time_ns) - graph.start_ns, len(ends) == 1
+    predicted_ns, *others = (graph.end_of(times) - graph.start_ns for times in (time_ns, low, high))
+    return Prediction(predicted_ns, min(predicted_ns, *others), max(predicted_ns, *others))
 
 
 def _as_supposed(graph: DependencyGraph, supposed: Hypothesis) -> DependencyGraph:

@@ -80,6 +80,7 @@ def results(run: Run) -> Iterator[Result]:
     yield run.communication()
     yield run.clocks()
     yield run.stragglers()
+    yield run.savings()
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
 
 

@@ -441,3 +441,11 @@ def test_names_of_templates_keep_their_arguments_in_a_figure() -> None:
     builder.event(builder.lane(0, "stream 7", 0), 0, 10, "gemm<float, 128>", Kind.COMPUTE)
     (bar,) = path_figure(builder.run().critical_path()).data
     assert bar.customdata[0][0] == "gemm&lt;float, 128&gt;"
+
+
+def test_the_best_cases_say_what_they_suppose_and_how_sure_they_are() -> None:
+    page = page_of(two_rounds().run())
+    best = [row.text for row in page.all("ul", "best-cases")[0].all("li")]
+    assert best[0].startswith("With no communication it would take 12.00 ms (exact): communication takes no time")
+    assert best[1].startswith("With perfect balance it would take 14.00 ms (exact): before each collective")
+    assert best[2].startswith("With no launch overhead it would take 22.00 ms (exact): launch calls take no time")

@@ -212,12 +212,14 @@ def test_evidence_and_findings_are_told() -> None:
 )
 def test_a_what_if_says_what_it_saves_or_costs(saved_ns: int, said: str) -> None:
     result = {"window": {"start_ns": 0, "end_ns": 10_000}, "baseline_ns": 10_000, "predicted_ns": 10_000 - saved_ns}
-    result |= {"saved_ns": saved_ns, "exact": saved_ns < 0, "segments": [segment(0, 10_000 - saved_ns, "compute", "a")]}
+    result |= {"low_ns": 7_000, "high_ns": 9_500, "saved_ns": saved_ns, "exact": saved_ns < 0}
+    result |= {"segments": [segment(0, 10_000 - saved_ns, "compute", "a")]}
     text = render(document("what-if", result, request={"step": 3, "scale": ["a=0.8"], "drop": ["b"], "rank": [1]}))
     assert said in text
     assert "What if: step 3, runs/a" in text
     assert "--scale a=0.8 --drop b --rank 1" in text
     assert ("a bound" in text) is (saved_ns > 0)
+    assert ("between        7.000 and 9.500 us" in text) is (saved_ns > 0)
 
 
 def test_colour_only_where_it_is_wanted() -> None:

@@ -45,8 +45,14 @@ def stragglers(options: AnswerOptions, source: Source, step: Step = None, top: T
     answer(options, source, lambda run: run.stragglers(step=step), request={"step": step}, top=top)
 
 
+def savings(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+    """What would shorten the window most, and how short it would be at best."""
+    answer(options, source, lambda run: run.savings(step=step, top=top), request={"step": step}, top=top)
+
+
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))
 show.command()(verb(clocks))
 show.command()(verb(stragglers))
+show.command()(verb(savings))

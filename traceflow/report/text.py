@@ -13,6 +13,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from traceflow.report.names import printable
+from traceflow.report.savings import savings_parts
 from traceflow.report.slowdown import slowdown_parts
 from traceflow.report.tables import Rows, printed
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
@@ -335,9 +336,16 @@ def _effect(result: Row) -> Iterator[RenderableType]:
     unit = unit_for([baseline_ns, predicted_ns])
     yield Text(f"\nmeasured  {unit.text(baseline_ns):>10} {unit.name}")
     yield Text(f"predicted {unit.text(predicted_ns):>10} {unit.name} by replay, {sure}")
+    if not result["exact"] and result["low_ns"] is not None:
+        yield Text(f"between   {unit.text(result['low_ns']):>10} and {unit.text(result['high_ns'])} {unit.name}")
     yield Text(
         f"{verb}     {unit.text(changed_ns):>10} {unit.name}, {share_text(changed_ns, baseline_ns)}", style="bold"
     )
+
+
+def _savings(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Savings", document)
+    yield from savings_parts(document["result"], top)
 
 
 def _clocks(document: Document, top: int) -> Iterator[RenderableType]:
@@ -378,7 +386,7 @@ def _stragglers(document: Document, top: int) -> Iterator[RenderableType]:
             row["cause"],
             unit.text(row["evidence"]["duration_ns"]),
             unit.text(row["evidence"]["baseline_ns"]),
-            _short(row["name"]),
+            _short(row["name"]) + (f" in {row['stage']}" if row["stage"] else ""),
         )
         for row in ranking[:top]
     ]
@@ -461,4 +469,5 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "what-if": _what_if,
     "clocks": _clocks,
     "stragglers": _stragglers,
+    "savings": _savings,
 }
