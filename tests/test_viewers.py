@@ -22,6 +22,7 @@ import pytest
 import traceflow as tf
 
 jax = pytest.importorskip("jax", reason="a capture to open is recorded with JAX")
+pytestmark = pytest.mark.xdist_group("viewers")  # each is started once
 
 PATIENCE_S = 120
 PLUGIN = "/data/plugin/profile"
@@ -110,9 +111,20 @@ def test_the_run_of_a_capture_is_listed_with_its_tools(ask: Callable[..., str], 
     )
 
 
-def test_a_tool_finds_the_program_that_was_recorded(ask: Callable[..., str], run: str) -> None:
-    modules = ask("module_list", run=run)
-    assert "jit_attention_scores(" in modules
-    module = next(name for name in modules.split(",") if name.startswith("jit_attention_scores("))
-    graph = ask("data", run=run, tag="graph_viewer", type="short_txt", module_name=module)
-    assert "dot" in graph
+@pytest.fixture(scope="module")
+def module(ask: Callable[..., str], run: str) -> str:
+    """What viewers call the program."""
+    (name,) = (name for name in ask("module_list", run=run).split(",") if name.startswith("jit_attention_scores("))
+    return name
+
+
+def test_a_tool_finds_the_program_that_was_recorded(ask: Callable[..., str], run: str, module: str) -> None:
+    assert "dot" in ask("data", run=run, tag="graph_viewer", type="short_txt", module_name=module)
+
+
+def test_a_tool_finds_the_memory_of_the_program(ask: Callable[..., str], run: str, module: str) -> None:
+    (host,) = json.loads(ask("hosts", run=run, tag="memory_viewer"))
+    where = {"run": run, "host": host["hostname"], "module_name": module, "memory_space": "0"}
+    memory = json.loads(ask("data", tag="memory_viewer", **where))
+    assert memory["moduleName"] == "jit_attention_scores"
+    assert memory["entryComputationParametersMib"] == 64 * 64 * 4 / 2**20
