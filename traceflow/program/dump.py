@@ -10,7 +10,8 @@ import gzip
 import lzma
 import re
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -18,7 +19,8 @@ from pathlib import Path
 from traceflow.errors import TraceflowError
 from traceflow.program.hlo_module_text import looks_like_hlo_text, read_hlo_text
 from traceflow.program.hlo_proto import read_hlo_proto
-from traceflow.program.module import HloModule
+from traceflow.program.module import HloModule, Programs
+from traceflow.result import Note
 
 _PACKED = r"(?:\.gz|\.xz)?$"
 _PROTO = re.compile(rf"\.hlo(?:_proto)?\.pb{_PACKED}")
@@ -127,3 +129,47 @@ def add_program(programs: dict[int, HloModule], module: HloModule, key: int) -> 
     if known.buffers is None and module.buffers is not None and known.instruction_name == module.instruction_name:
         programs[key] = replace(known, buffers=module.buffers)
     return key
+
+
+def executed_among(programs: Programs, executed: Mapping[int, AbstractSet[str]]) -> dict[int, HloModule]:
+    """The programs that a trace executed, among those that did not come with it.
+
+    Numbers and names of programs repeat from process to process, so that a program must hold every instruction that
+    was executed. Of several that do, the one of the same number is taken, else none.
+
+    Args:
+        programs: What was found elsewhere.
+        executed: Names of executed instructions, by the trace's own key of the program.
+
+    Returns:
+        Modules by the trace's keys.
+    """
+    holds = {key: frozenset(module.instruction_name) for key, module in programs.items()}
+    found = {}
+    for key, names in executed.items():
+        fitting = [other for other, known in holds.items() if names <= known]
+        chosen = [key] if key in fitting else fitting
+        if len(chosen) == 1:
+            found[key] = replace(programs[chosen[0]], program_id=key)
+    return found
+
+
+def programs_among(files: Iterable[Path]) -> tuple[dict[int, HloModule], tuple[Note, ...]]:
+    """The programs that run, among files of a dump or a capture, each once by content.
+
+    Returns:
+        Modules by number, and a note where some could not be read.
+    """
+    programs: dict[int, HloModule] = {}
+    problems = []
+    for file in final_programs(files):
+        try:
+            module = read_program(file)
+        except TraceflowError as error:
+            problems.append(f"{file.name} ({error.why})")
+        else:
+            add_program(programs, module, module.program_id)
+    if not problems:
+        return programs, ()
+    text = f"{len(problems)} programs could not be read: {', '.join(problems[:3])}"
+    return programs, (Note("TF314", text, ("/result/programs",)),)

@@ -20,15 +20,8 @@ _STREAM = re.compile(r"Stream #(\d{1,18})")
 _COPIES = re.compile(r"(?i)mem(cpy|set)|__amd_rocclr_(copy|fill)Buffer")
 
 
-def gpu_chunks(
-    plane: Plane, device: int, programs: Programs, count: Count, communication: tuple[str, ...] = ()
-) -> list[Chunk]:
-    """Kernels and copies by stream. All other lines of the plane show the same work again.
-
-    Where the trace does not number the executions of a program, they are told apart by order of launch: a new run
-    begins where the schedule of the entry computation falls back, or, in a program of one operation, where a kernel
-    of it is launched again.
-    """
+def gpu_chunks(plane: Plane, device: int, count: Count, communication: tuple[str, ...] = ()) -> list[Chunk]:
+    """Kernels and copies by stream. All other lines of the plane show the same work again."""
     chunks = []
     for line in plane.lines:
         stream = _STREAM.match(line.name)
@@ -37,7 +30,7 @@ def gpu_chunks(
             chunks.append(_stream_chunk(line, lane, communication))
         else:
             count.drop(DERIVED_LINE, len(line))
-    return _with_runs(chunks, programs)
+    return chunks
 
 
 def _stream_chunk(line: Line, lane: LaneKey, communication: tuple[str, ...]) -> Chunk:
@@ -60,8 +53,12 @@ def _kind(name: str, communication: tuple[str, ...]) -> int:
     return Kind.COMMUNICATION if recognise(name, communication) else ABSENT
 
 
-def _with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
-    """Number the executions of each program on one device, over all its streams, where the trace has no numbers."""
+def with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
+    """Number the executions of each program on one device, over all its streams, where the trace has no numbers.
+
+    They are told apart by order of launch: a new run begins where the schedule of the entry computation falls back,
+    or, in a program of one operation, where a kernel of it is launched again.
+    """
     tables = [(chunk, chunk.hlo) for chunk in chunks if chunk.hlo]
     if not tables:
         return chunks

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from traceflow.program.dump import executed_among
 from traceflow.program.module import HloModule, Programs, kind_of, kind_of_instruction, operation_of_name
 from traceflow.result import Note, Tally
 from traceflow.trace import _xla_gpu, _xla_tpu
@@ -54,6 +56,15 @@ class _Content:
     chunks: list[Chunk] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
     tpus: list[_xla_tpu.TpuPlane] = field(default_factory=list)
+    gpus: list[list[Chunk]] = field(default_factory=list)
+
+    def executed(self) -> dict[int, set[str]]:
+        """Names of the instructions that were executed, by program."""
+        names: dict[int, set[str]] = {}
+        for hlo in (chunk.hlo for chunks in (self.chunks, *self.gpus) for chunk in chunks if chunk.hlo):
+            for program, name in zip(hlo.program.tolist(), hlo.instruction, strict=True):
+                names.setdefault(program, set()).add(name)
+        return names
 
 
 class _Instructions(dict[tuple[int, str], tuple[int, Kind]]):
@@ -79,7 +90,12 @@ class _Instructions(dict[tuple[int, str], tuple[int, Kind]]):
 
 
 def xla_trace(
-    planes: Iterable[Plane], programs: Programs, about: About, count: Count, communication: tuple[str, ...] = ()
+    planes: Iterable[Plane],
+    programs: Programs,
+    about: About,
+    count: Count,
+    communication: tuple[str, ...] = (),
+    beside: Programs = MappingProxyType({}),
 ) -> tuple[Trace, Programs]:
     """Interpret the planes of one process.
 
@@ -89,22 +105,25 @@ def xla_trace(
         about: What the file says of the whole.
         count: What was read and left out so far; what is left out here is added.
         communication: Patterns for more kernels that communicate, as for `recognise`.
+        beside: Programs found elsewhere, for what did not come with its own.
 
     Returns:
-        The canonical trace; the programs, and those besides that only the operations' own texts describe.
+        The canonical trace; the programs, those from elsewhere that it executed, and those besides that only the
+        operations' own texts describe.
     """
     content = _Content()
     for plane in planes:
-        _read_plane(plane, programs, content, count, communication)
-    programs = {**_xla_tpu.text_programs(content.tpus), **programs}
+        _read_plane(plane, content, count, communication)
+    executed = {program: names for program, names in content.executed().items() if program not in programs}
+    programs = {**_xla_tpu.text_programs(content.tpus), **executed_among(beside, executed), **programs}
+    for chunks in content.gpus:
+        content.chunks += _xla_gpu.with_runs(chunks, programs)
     return _assembled(content, programs, about, count), programs
 
 
-def _read_plane(
-    plane: Plane, programs: Programs, content: _Content, count: Count, communication: tuple[str, ...]
-) -> None:
+def _read_plane(plane: Plane, content: _Content, count: Count, communication: tuple[str, ...]) -> None:
     if match := _xla_gpu.PLANE.match(plane.name):
-        content.chunks += _xla_gpu.gpu_chunks(plane, int(match[1]), programs, count, communication)
+        content.gpus.append(_xla_gpu.gpu_chunks(plane, int(match[1]), count, communication))
     elif match := _xla_tpu.PLANE.match(plane.name):
         content.tpus.append(_xla_tpu.tpu_plane(plane, int(match[1]), count))
         content.chunks += content.tpus[-1].chunks

@@ -12,12 +12,14 @@ import zlib
 from collections.abc import Mapping
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
+from traceflow.program.module import Programs
 from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, Stats, distinct_names, noise
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
@@ -28,13 +30,16 @@ _Event: TypeAlias = Mapping[str, Any]
 _Place: TypeAlias = tuple[object, object, object]
 
 
-def read_chrome(path: Path, *, rank: int = 0, communication: tuple[str, ...] = ()) -> Evidence:
+def read_chrome(
+    path: Path, *, rank: int = 0, communication: tuple[str, ...] = (), beside: Programs = MappingProxyType({})
+) -> Evidence:
     """Read one trace-event JSON file, compressed or not.
 
     Args:
         path: The file.
         rank: The process that recorded it; the file does not say.
         communication: Patterns for more kernels that communicate, as for `recognise`.
+        beside: Programs found elsewhere, since the file holds none.
 
     Returns:
         Its trace, and the programs that the texts of TPU operations describe. Absolute time is not recorded.
@@ -46,7 +51,7 @@ def read_chrome(path: Path, *, rank: int = 0, communication: tuple[str, ...] = (
     events = _events(path)
     count = Count()
     about = About(Rank(rank, path.name.partition(".")[0], None, path.name), None, "chrome", {})
-    trace, programs = xla_trace(_planes(events, count), {}, about, count, communication)
+    trace, programs = xla_trace(_planes(events, count), {}, about, count, communication, beside)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -50,13 +51,16 @@ _WANTED = frozenset(
 )  # fmt: skip
 
 
-def read_xspace(path: Path, *, rank: int = 0, communication: tuple[str, ...] = ()) -> Evidence:
+def read_xspace(
+    path: Path, *, rank: int = 0, communication: tuple[str, ...] = (), beside: Programs = MappingProxyType({})
+) -> Evidence:
     """Read one XSpace file.
 
     Args:
         path: The file.
         rank: The process that recorded it; an XSpace does not say.
         communication: Patterns for more kernels that communicate, as for `recognise`.
+        beside: Programs found elsewhere, for what did not come with its own.
 
     Returns:
         Its trace, whose participants are (rank, device), and the compiled programs that came with it.
@@ -72,7 +76,7 @@ def read_xspace(path: Path, *, rank: int = 0, communication: tuple[str, ...] = (
         raise TraceflowError(error.code, f"cannot read {path}", why, error.hint) from error
     count = Count()
     planes = (Plane(plane.name, _lines(plane, count)) for plane in space.planes if plane.lines)
-    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count, communication)
+    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count, communication, beside)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)
