@@ -24,7 +24,7 @@ _COMPILES = (
     "cpu_compiler",
     "Compile (",
     "::Compile",
-    "TorchDynamo",
+    "_compile.compile_inner",  # the lookup in the cache of TorchDynamo is in every step
     "CompiledFxGraph compile",
 )
 
