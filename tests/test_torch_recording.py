@@ -18,11 +18,13 @@ import numpy as np
 import pytest
 from sources import ROOT
 
+import traceflow
 from traceflow import recording
 from traceflow.capture import Capture, Manifest, Options
 from traceflow.collectors import frameworks
 from traceflow.collectors.collector import Collector
 from traceflow.collectors.jax_profiler import JaxProfiler
+from traceflow.collectors.torch_memory import History
 from traceflow.collectors.torch_profiler import TorchProfiler, placements
 from traceflow.errors import TraceflowError
 from traceflow.recording import Recorder
@@ -248,6 +250,106 @@ def test_compilation_in_a_step_is_told(tmp_path: Path, torch: Any) -> None:
     steps = manifest_of(tmp_path / "a").steps
     assert {step.step: step.compilations for step in steps} == {1: 0, 2: 1, 3: 0}
     assert {step.step for step in steps if step.compile_ns > 0} == {2}
+
+
+def test_a_step_that_compiles_again_is_named_and_is_no_steady_state(tmp_path: Path, torch: Any) -> None:
+    double = torch.compile(lambda x: 2 * x, backend="eager", dynamic=False)
+    with record(tmp_path / "a") as recorder:
+        run(recorder, 6, lambda k: double(torch.ones(3 if k != 4 else 5)))
+    told = traceflow.open(tmp_path / "a").summary()
+    assert [step.step for step in told.steps if step.compiled] == [4]
+    assert told.steady_state is not None
+    assert told.steady_state.steps == 4
+    (finding,) = (finding for finding in told.findings if finding.code == "TF205")
+    assert finding.evidence["steps"] == [4]
+
+
+@pytest.fixture
+def training(torch: Any) -> Callable[[int], object]:
+    """A step of training whose parameters are 64 x 32 and 32 numbers of float32."""
+    model = torch.nn.Linear(64, 32)
+    optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+
+    def step(_number: int) -> None:
+        model(torch.ones(8, 64)).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def test_one_more_step_is_kept_as_an_execution_trace(tmp_path: Path, training: Callable[[int], object]) -> None:
+    with record(tmp_path / "a", warmup=1, steps=2, execution_trace=True) as recorder:
+        run(recorder, 4, training)
+    manifest = manifest_of(tmp_path / "a")
+    assert [step.step for step in manifest.warmup] == [0, 1]
+    assert [step.step for step in manifest.steps] == [2, 3]
+    assert manifest.missing == ()
+    observed = json.loads((tmp_path / "a" / "rank00000.execution_trace.json").read_text())
+    names = Counter(node["name"] for node in observed["nodes"])
+    assert (names["aten::addmm"], names["ProfilerStep#1"], names["Optimizer.step#SGD.step"]) == (1, 1, 1)
+    assert traceflow.open(tmp_path / "a").trace.marks.step.tolist() == [2, 3]
+    assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_an_execution_trace_is_missing_where_somebody_else_observes(
+    tmp_path: Path, torch: Any, training: Callable[[int], object], caplog: pytest.LogCaptureFixture
+) -> None:
+    own = torch.profiler.ExecutionTraceObserver().register_callback(str(tmp_path / "own.json"))
+    try:
+        with record(tmp_path / "a", steps=1, execution_trace=True) as recorder:
+            run(recorder, 3, training)
+    finally:
+        own.unregister_callback()
+    manifest = manifest_of(tmp_path / "a")
+    assert manifest.complete
+    (missing,) = manifest.missing
+    assert missing.startswith("the execution trace: ")
+    (warning,) = warnings_in(caplog)
+    assert warning.startswith("TF119: cannot keep the execution trace in ")
+
+
+def test_it_is_told_what_memory_is_used_for(tmp_path: Path, training: Callable[[int], object]) -> None:
+    with record(tmp_path / "a", warmup=1, steps=2, memory_categories=True) as recorder:
+        run(recorder, 3, training)
+    timeline = json.loads((tmp_path / "a" / "rank00000.memory_timeline.json").read_text())
+    highest = dict(zip(timeline["categories"], map(max, zip(*timeline["allocated_bytes"], strict=True)), strict=True))
+    parameters = 4 * (64 * 32 + 32)
+    assert highest["parameter"] == highest["optimizer_state"] == parameters
+    assert highest["gradient"] >= parameters
+    assert timeline["device"] == "cpu"
+    begin, end = timeline["times_ns"][0], timeline["times_ns"][-1]
+    first, last = manifest_of(tmp_path / "a").steps
+    assert first.start_ns - 1_000_000 <= begin < end <= (last.ready_ns or 0) + 1_000_000
+    assert traceflow.open(tmp_path / "a").trace.marks.step.tolist() == [1, 2]
+
+
+def test_what_cannot_be_told_of_memory_is_missing(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch, training: Callable[[int], object]
+) -> None:
+    def fail(*_: object) -> NoReturn:
+        message = "no timeline today"
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(torch.profiler._memory_profiler, "MemoryProfileTimeline", fail)
+    with record(tmp_path / "a", steps=1, memory_categories=True) as recorder:
+        run(recorder, 2, training)
+    manifest = manifest_of(tmp_path / "a")
+    assert manifest.missing == ("the categories of memory: RuntimeError: no timeline today",)
+    assert trace_of(tmp_path / "a").marks.step.tolist() == [1]
+
+
+def test_on_a_gpu_the_history_of_its_memory_is_kept(
+    tmp_path: Path, torch: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    memory = torch.cuda.memory
+    monkeypatch.setattr(memory, "_record_memory_history", lambda enabled="all", **_: asked.append(enabled))
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda file: Path(file).write_bytes(b"snapshot"))
+    history = History()
+    history.write(tmp_path / "rank00000.memory_snapshot.pickle")
+    assert asked == ["all", None]
+    assert (tmp_path / "rank00000.memory_snapshot.pickle").read_bytes() == b"snapshot"
 
 
 def test_placements_are_those_of_the_mesh(torch: Any) -> None:
