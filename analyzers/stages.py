@@ -8,7 +8,8 @@ import numpy as np
 
 from traceflow.trace.model import ABSENT, Int32, Kind, LaneKind, Trace
 
-_NO_ANNOTATION = re.compile(r"::|Backward\d*$|\.py\(\d+\): |^<built-in ")  # operators and functions
+# operators, functions, and what traceflow itself writes around a whole step
+_NO_ANNOTATION = re.compile(r"::|Backward\d*$|\.py\(\d+\): |^<built-in |^traceflow\.")
 
 
 def stage_of_events(trace: Trace, launch_call: Int32) -> Int32:

@@ -42,6 +42,11 @@ class Straggler:
     peer_ns: int
     peers: int
 
+    @property
+    def place(self) -> str:
+        """The name, and the stage where there is one."""
+        return self.name if self.stage is None else f"{self.name} in {self.stage}"
+
     def to_dict(self) -> dict[str, Json]:
         """A row of `ranking`."""
         baseline = "the other rank" if self.peers == 1 else f"the median of {self.peers} peers"
@@ -197,7 +202,7 @@ def _as_peers(work: _Work, mine: Int64, peers: list[Int64]) -> Int64:
         as_peers: Int64 = np.minimum(own, np.rint(expected)).astype(np.int64)
         return as_peers
     stages, code = np.unique(work.stage[mine], return_inverse=True)
-    by_stage = np.bincount(code.ravel(), own, len(stages))
+    by_stage = _by_stage(work, mine, stages)
     expected = choose(np.stack([_by_stage(work, other, stages) for other in peers]), axis=0)
     surplus_ns = np.maximum(by_stage - expected, 0)
     late_ns = max(own.sum() - choose(np.array([work.duration_ns[other].sum() for other in peers])), 0)
@@ -210,8 +215,9 @@ def _by_stage(work: _Work, rows: Int64, stages: Rows) -> Float64:
     """How long some work took in each stage."""
     place = np.minimum(np.searchsorted(stages, work.stage[rows]), len(stages) - 1)
     here = stages[place] == work.stage[rows]
-    by_stage: Float64 = np.bincount(place[here], work.duration_ns[rows[here]].astype(np.float64), len(stages))
-    return by_stage
+    sums = np.zeros(len(stages))
+    np.add.at(sums, place[here], work.duration_ns[rows[here]])
+    return sums
 
 
 def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target: Int64, peers: int) -> Straggler:
@@ -248,7 +254,7 @@ def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, 
         Finding(
             code="TF202",
             severity=Severity.WARNING,
-            title=f"rank {row.rank} is late: {row.name} ({row.cause}) takes longer than on its peers",
+            title=f"rank {row.rank} is late: {row.place} ({row.cause}) takes longer than on its peers",
             provenance=Provenance.MODELLED,
             suggestion="look at this rank's own work first; the others only wait for it",
             cost_ns=row.cost_ns,

@@ -34,7 +34,7 @@ MS = 1_000_000
 
 _WIDTHS = {"Int64": np.int64, "Int32": np.int32, "Int8": np.int8}
 
-Table = TypeVar("Table", Events, Marks, Communications)
+Table = TypeVar("Table", Events, Marks, Communications, Flows)
 
 
 def table(kind: type[Table], rows: Iterable[Sequence[object]]) -> Table:
@@ -52,6 +52,7 @@ class Builder:
     events: list[tuple[int, int, int, str, Kind, int]] = field(default_factory=list)
     calls: list[tuple[int, int, int, int]] = field(default_factory=list)  # event, sequence, member, payload
     marks: list[tuple[int, int, int, int]] = field(default_factory=list)
+    flows: list[tuple[int, int]] = field(default_factory=list)  # events
     metadata: Mapping[str, str] = field(default_factory=dict)
 
     def lane(self, rank: int, name: str, device: int = ABSENT, kind: LaneKind | None = None) -> int:
@@ -98,7 +99,7 @@ class Builder:
                     ],
                 ),
                 syncs=empty(Syncs),
-                flows=empty(Flows),
+                flows=table(Flows, self.flows),
                 hlo=empty(HloEvents),
                 launches=empty(Launches),
                 marks=table(Marks, self.marks),

@@ -1,0 +1,97 @@
+"""Who was late, and in which stage of the program: rank 1 of three, each of which reduces once at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from handmade import MS, Builder
+
+from traceflow.analyzers.stragglers import Stragglers, stragglers
+from traceflow.trace.model import Kind
+
+Work = Sequence[tuple[str, str, Sequence[int]]]
+"""Annotation, operator in it, and how many ms that takes each time."""
+
+EVEN: Work = [("forward", "aten::mm", [4]), ("backward", "aten::mm", [6]), ("optimiser", "aten::add_", [1])]
+
+
+def ranked(*works: Work) -> Stragglers:
+    """The stragglers among ranks that do these things, one after another, and then an all-reduce for 1 ms."""
+    builder = Builder()
+    lanes = [builder.lane(rank, "main") for rank in range(len(works))]
+    arrived = []
+    for lane, work in zip(lanes, works, strict=True):
+        now = 0
+        for annotation, operator, times in work:
+            start, now = now, now + MS  # the annotation's own time
+            for took in times:
+                builder.event(lane, now, now + took * MS, operator, Kind.HOST)
+                now += took * MS
+            builder.event(lane, start, now, annotation, Kind.HOST)
+        arrived.append(now)
+    builder.collective(lanes, arrived, max(arrived) + MS, "gloo:all_reduce")
+    return of(builder)
+
+
+def of(builder: Builder) -> Stragglers:
+    run = builder.run()
+    return stragglers(run.trace, run.dependencies)
+
+
+MORE = [2] * 5
+
+
+@pytest.mark.parametrize(
+    ("stage", "late"),
+    [
+        ("forward", [("forward", "aten::mm", [4, *MORE]), *EVEN[1:]]),
+        ("backward", [EVEN[0], ("backward", "aten::mm", [6, *MORE]), EVEN[2]]),
+        ("optimiser", [*EVEN, ("optimiser", "aten::mm", MORE)]),
+    ],
+)
+def test_more_of_the_same_is_found_in_its_stage(stage: str, late: Work) -> None:
+    first = ranked(EVEN, late, EVEN).ranking[0]
+    assert (first.rank, first.name, first.stage, first.duration_ns) == (1, "aten::mm", stage, 20 * MS)
+    assert (first.cost_ns, first.peer_ns) == pytest.approx((10 * MS, 10 * MS), abs=10)  # each piece is rounded
+
+
+def test_longer_work_is_found_in_its_stage() -> None:
+    late = [("forward", "aten::mm", [9]), *EVEN[1:]]
+    (only,) = ranked(EVEN, late, EVEN).ranking
+    assert (only.rank, only.name, only.stage, only.cost_ns) == (1, "aten::mm", "forward", 5 * MS)
+
+
+def test_stages_may_have_different_names_on_each_rank() -> None:
+    works = [[(f"{stage} of rank {rank}", name, times) for stage, name, times in EVEN] for rank in range(3)]
+    works[1] += [("more of rank 1", "aten::mm", [7])]
+    first = ranked(*works).ranking[0]
+    assert (first.rank, first.name, first.cost_ns) == (1, "aten::mm", 7 * MS)
+
+
+@pytest.mark.parametrize("around", ["aten::linear", "AddmmBackward0", "train.py(3): step", "traceflow.call"])
+def test_operators_functions_and_whole_steps_are_no_stages(around: str) -> None:
+    even: Work = [(around, "aten::mm", [4])]
+    first = ranked(even, [(around, "aten::mm", [30])], even).ranking[0]
+    assert (first.name, first.stage, first.place) == ("aten::mm", None, "aten::mm")
+
+
+def test_device_work_belongs_to_the_stage_that_launched_it() -> None:
+    builder = Builder()
+    streams = []
+    for rank, took in ((0, 5), (1, 25)):
+        main, stream = builder.lane(rank, "main"), builder.lane(rank, "stream 7", 0)
+        builder.event(main, 0, 3 * MS, "forward", Kind.HOST)
+        builder.event(main, MS, 2 * MS, "cudaLaunchKernel", Kind.CALL, 1)
+        builder.event(stream, 2 * MS, (2 + took) * MS, "gemm", Kind.COMPUTE, 1)
+        streams.append(stream)
+    builder.collective(streams, [7 * MS, 27 * MS], 28 * MS, "all-reduce")
+    first = of(builder).ranking[0]
+    assert (first.rank, first.name, first.stage, first.place) == (1, "gemm", "forward", "gemm in forward")
+    assert first.cost_ns == 20 * MS
+
+
+def test_a_finding_names_the_stage() -> None:
+    late = [("forward", "aten::mm", [40]), *EVEN[1:]]
+    finding = ranked(EVEN, late, EVEN).findings[0]
+    assert finding.title == "rank 1 is late: aten::mm in forward (host) takes longer than on its peers"
