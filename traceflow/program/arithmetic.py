@@ -19,14 +19,15 @@ TRANSCENDENTAL = frozenset({
 })  # fmt: skip
 """Opcodes whose elements are counted as transcendentals instead of FLOPs."""
 
-# Opcodes that move, arrange or name values and compute nothing.
-_WITHOUT_ARITHMETIC = frozenset({
+WITHOUT_ARITHMETIC = frozenset({
     "add-dependency", "after-all", "batch-norm-grad", "batch-norm-inference", "batch-norm-training", "bitcast",
     "broadcast", "concatenate", "constant", "copy", "copy-start", "domain", "dynamic-reshape", "dynamic-slice",
     "dynamic-update-slice", "gather", "get-dimension-size", "get-tuple-element", "infeed", "iota",
     "optimization-barrier", "outfeed", "pad", "parameter", "partition-id", "replica-id", "reshape", "reverse",
     "rng-get-and-update-state", "set-dimension-size", "slice", "topk", "transpose", "tuple",
 })  # fmt: skip
+"""Opcodes that move, arrange or name values and compute nothing."""
+
 # Library calls that only manage memory.
 _IDLE_CALLS = frozenset({"AllocateBuffer", "MoveToDevice", "MoveToHost"})
 
@@ -71,7 +72,7 @@ def own_flops(module: HloModule, row: int) -> int | None:
     | elementwise | elements of the result |
     """
     opcode = module.opcode[row]
-    if opcode in _WITHOUT_ARITHMETIC or opcode in TRANSCENDENTAL:
+    if opcode in WITHOUT_ARITHMETIC or opcode in TRANSCENDENTAL:
         return 0
     if opcode in {"fusion", "reduce", "reduce-window", "map", "scatter", "select-and-scatter"}:
         return 0 if len(module.called_by(row)) else None

@@ -15,9 +15,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from traceflow.budgets import sent_bytes
-from traceflow.program.arithmetic import TRANSCENDENTAL, applied, arrays, element_type, elements, own_flops
+from traceflow.program.arithmetic import (
+    TRANSCENDENTAL,
+    WITHOUT_ARITHMETIC,
+    applied,
+    arrays,
+    element_type,
+    elements,
+    own_flops,
+)
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
-from traceflow.program.traffic import accessed_bytes, value_bytes
+from traceflow.program.traffic import FREE, accessed_bytes, value_bytes
 
 _LOOP = "how often a loop runs is not known"
 _CONTENT = "what is computed is not visible in the program"
@@ -37,13 +45,7 @@ class Cost:
     missing: Mapping[str, str] = field(default_factory=dict)  # flops, bytes or sent_bytes -> the reason
 
     def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            dict(Counter(self.flops) + Counter(other.flops)),
-            self.transcendentals + other.transcendentals,
-            self.bytes + other.bytes,
-            self.sent_bytes + other.sent_bytes,
-            {**other.missing, **self.missing},
-        )
+        return _sum((self, other))
 
     def __mul__(self, times: int) -> Cost:
         return Cost(
@@ -84,6 +86,7 @@ class ProgramCost:
     def __init__(self, module: HloModule, devices: int | None = None) -> None:
         self._module, self._devices = module, devices
         self._known: dict[int, Cost] = {}
+        self._computed: dict[int, Cost] = {}
         self._members: dict[int, list[int]] = {}
         for row, computation in enumerate(module.computation.tolist()):
             self._members.setdefault(computation, []).append(row)
@@ -109,7 +112,7 @@ class ProgramCost:
 
     def _cost(self, row: int) -> Cost:
         module, opcode = self._module, self._module.opcode[row]
-        if opcode.endswith(("-done", "-update")):
+        if opcode in FREE or opcode.endswith(("-done", "-update")):
             return _NOTHING
         if base_opcode(opcode) in COLLECTIVES:
             return self._collective(row, base_opcode(opcode))
@@ -134,14 +137,30 @@ class ProgramCost:
 
     def _plain(self, row: int) -> Cost:
         """An instruction that executes as one piece, whatever it applies or holds."""
-        module = self._module
-        inside = _sum(self.of_computation(one) * times for one, times in applied(module, row))
-        flops, moved = own_flops(module, row), accessed_bytes(module, row)
-        own = {element_type(module, row): flops} if flops else {}
-        special = elements(module.shape[row]) if module.opcode[row] in TRANSCENDENTAL else 0
-        missing = {name: why for name, why in inside.missing.items() if name == "flops"}
-        missing |= ({"flops": _CONTENT} if flops is None else {}) | ({"bytes": _SIZE} if moved is None else {})
-        return replace(Cost(own, special) + inside, bytes=moved or 0, sent_bytes=0, missing=missing)
+        arithmetic, moved = self._arithmetic(row), accessed_bytes(self._module, row)
+        missing = arithmetic.missing if moved is not None else {**arithmetic.missing, "bytes": _SIZE}
+        return Cost(arithmetic.flops, arithmetic.transcendentals, moved or 0, 0, missing)
+
+    def _arithmetic(self, row: int) -> Cost:
+        """What an instruction computes, without what it moves."""
+        module, opcode = self._module, self._module.opcode[row]
+        if opcode in TRANSCENDENTAL:
+            return Cost(transcendentals=elements(module.shape[row]))
+        flops = own_flops(module, row)
+        if flops is None:
+            return Cost(missing={"flops": _CONTENT})
+        own = Cost({element_type(module, row): flops}) if flops else _NOTHING
+        inside = [self._inside(one) * times for one, times in applied(module, row)]
+        return _sum((own, *inside)) if inside else own
+
+    def _inside(self, computation: int) -> Cost:
+        """What a computation computes that an instruction applies: its values touch no memory."""
+        found = self._computed.get(computation)
+        if found is None:
+            rows = self._members.get(computation, ())
+            visible = (row for row in rows if self._module.opcode[row] not in WITHOUT_ARITHMETIC)
+            found = self._computed[computation] = _sum(map(self._arithmetic, visible))
+        return found
 
     def _stated(self, row: int, cost: Cost) -> Cost:
         """What the compiler states, where the program does not show it, or where it knows of less traffic."""
@@ -179,10 +198,16 @@ class ProgramCost:
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:
-    total = _NOTHING
+    flops: Counter[str] = Counter()
+    missing: dict[str, str] = {}
+    special = moved = sent = 0
     for cost in costs:
-        total = total if cost is _NOTHING else total + cost
-    return total
+        flops.update(cost.flops)
+        missing.update(cost.missing)
+        special += cost.transcendentals
+        moved += cost.bytes
+        sent += cost.sent_bytes
+    return Cost(dict(flops), special, moved, sent, missing)
 
 
 def _but(missing: Mapping[str, str], name: str) -> dict[str, str]:

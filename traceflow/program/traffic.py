@@ -14,11 +14,12 @@ import numpy as np
 from traceflow.program.layout import arrays_of
 from traceflow.program.module import HloModule
 
-# What takes no memory traffic of its own.
-_FREE = frozenset({
+FREE = frozenset({
     "add-dependency", "after-all", "bitcast", "constant", "domain", "get-dimension-size", "get-tuple-element",
     "optimization-barrier", "parameter", "partition-id", "replica-id", "tuple",
 })  # fmt: skip
+"""Opcodes without any memory traffic of their own."""
+
 _PARTIAL = frozenset({"slice", "dynamic-slice", "gather"})
 _RENAMES = frozenset({"bitcast", "reshape"})
 # Library calls whose result comes first, and behind it the room that they work in.
@@ -41,7 +42,7 @@ def accessed_bytes(module: HloModule, row: int) -> int | None:
         row: An instruction that executes as one piece: no loop, no call, no collective.
     """
     opcode = module.opcode[row]
-    if opcode in _FREE:
+    if opcode in FREE:
         return 0
     operands = module.operands_of(row).tolist()
     sizes = [value_bytes(module, operand) for operand in operands]
