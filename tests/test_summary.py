@@ -46,7 +46,8 @@ def test_steps_that_compile_are_no_steady_state(tmp_path: Path) -> None:
     for number, length in enumerate([90_000, 10_000, 14_000, 12_000]):
         card.step(number, 100_000 * number, 100_000 * number + length)
         card.host("op", 100_000 * number, 100_000 * number + length)
-    card.host("TorchDynamo Cache Lookup", 1_000, 80_000)
+        card.host("TorchDynamo Cache Lookup", 100_000 * number + 1_000, 100_000 * number + 2_000)
+    card.host("_compile.compile_inner (dynamo_timed)", 3_000, 80_000)
     answer = opened(tmp_path, card).summary()
     assert [step.compiled for step in answer.steps] == [True, False, False, False]
     steady = answer.steady_state
