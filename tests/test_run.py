@@ -140,15 +140,20 @@ def test_the_processes_of_torchrun_make_one_capture(folder: Path, capfd: pytest.
     torchrun = shutil.which("torchrun", path=sysconfig.get_path("scripts"))
     assert torchrun is not None
     command = [torchrun, "--standalone", "--nproc-per-node", "2", script(TORCH)]
-    assert main(["run", "-o", "a", "--steps", "2", "--", *command]) == 0
+    extras = ["--execution-trace", "--memory-categories"]
+    assert main(["run", "-o", "a", "--warmup", "1", "--steps", "2", *extras, "--", *command]) == 0
     assert "USDT" not in capfd.readouterr().err
     opened = traceflow.open("a")
     assert [(rank.rank, rank.world_size) for rank in opened.trace.ranks] == [(0, 2), (1, 2)]
     assert sorted(opened.trace.marks.step.tolist()) == [2, 2, 3, 3]
     assert sorted(file.name for file in (folder / "a").iterdir()) == [
         "manifest.json",
+        "rank00000.execution_trace.json",
         "rank00000.flight_recorder.json",
+        "rank00000.memory_timeline.json",
+        "rank00001.execution_trace.json",
         "rank00001.flight_recorder.json",
+        "rank00001.memory_timeline.json",
         "torch",
     ]
     manifest = Capture.open("a").manifest
@@ -345,6 +350,64 @@ def test_a_profile_of_the_program_itself_is_left_alone(folder: Path) -> None:
     assert run(script(profiles)) == 0
     assert traceflow.open(folder / "own").trace.events.name.size > 0
     assert manifest_of(incomplete(folder)).problem == "rank 0: the program started a profile of its own"
+
+
+RECORDS_JAX = """
+    import sys, jax, traceflow as tf
+    double = tf.instrument(jax.jit(lambda x: 2 * x))
+    for number in range(int(sys.argv[1])):
+        with jax.profiler.StepTraceAnnotation("train", step_num=number):
+            double(1.0).block_until_ready()
+    with tf.record("own", framework="jax", steps=2):
+        for _ in range(4):
+            double(1.0)
+"""
+RECORDS_TORCH = """
+    import sys, torch, traceflow as tf
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters())
+    def train():
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+    for _ in range(int(sys.argv[1])):
+        train()
+    with tf.record("own", framework="torch", steps=2) as recorder:
+        for _ in range(4):
+            with recorder.step():
+                train()
+"""
+
+
+@pytest.mark.parametrize("before", ["0", "4"], ids=["at once", "while it is recorded"])
+@pytest.mark.parametrize(
+    "program", [pytest.param(RECORDS_JAX, marks=needs_jax), pytest.param(RECORDS_TORCH, marks=needs_torch)]
+)
+def test_to_a_recording_of_the_program_itself_it_gives_way(
+    folder: Path, capfd: pytest.CaptureFixture[str], program: str, before: str
+) -> None:
+    assert run(script(program), before, options=("--steps", "9")) == 0
+    out, err = capfd.readouterr()
+    assert out == ""
+    assert err.endswith(f"traceflow: the program records itself, in {folder / 'own'}\n")
+    assert "TF1" not in err
+    assert [entry.name for entry in folder.iterdir() if entry.is_dir()] == ["own"]
+    manifest = manifest_of(folder / "own")
+    assert (manifest.complete, manifest.launch, len(manifest.steps)) == (True, None, 2)
+    assert traceflow.open(folder / "own").trace.marks.step.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "program", [pytest.param(RECORDS_JAX, marks=needs_jax), pytest.param(RECORDS_TORCH, marks=needs_torch)]
+)
+def test_what_was_recorded_before_the_program_records_itself_stays(
+    folder: Path, capfd: pytest.CaptureFixture[str], program: str
+) -> None:
+    assert run(script(program), "8", options=("--steps", "2")) == 0
+    assert capfd.readouterr().err.endswith("traceflow: recorded 2 steps of 1 process in a\n")
+    assert sorted(entry.name for entry in folder.iterdir() if entry.is_dir()) == ["a", "own"]
+    for name in ("a", "own"):
+        assert manifest_of(folder / name).complete
+        assert len(traceflow.open(folder / name).trace.marks.step) == 2
 
 
 @needs_jax

@@ -118,7 +118,7 @@ class _Quiet(Recording):
 
     def end(self, problem: str | None = None) -> None:
         """End early: with the program, which may have ended with an error of its own, or for another reason."""
-        if self._pid != os.getpid() or not self._began:
+        if self._pid != os.getpid() or not self._began or self.over:
             return
         if problem is not None:
             self.spoil(problem)
