@@ -115,8 +115,9 @@ def test_what_is_no_trace_is_refused_in_one_line(tmp_path: Path, content: bytes,
     assert "\n" not in str(error)
 
 
-def test_a_program_is_no_trace(corpus: Callable[[str], Path]) -> None:
-    error = refusal(corpus("hlo/conv3d_gpu.hlo.pb"))
+def test_a_protobuf_of_another_kind_is_no_trace(tmp_path: Path) -> None:
+    (tmp_path / "jit_f.pb").write_bytes(program("jit_f"))
+    error = refusal(tmp_path / "jit_f.pb")
     assert (error.code, error.why) == ("TF107", "it looks like a protobuf that is no XSpace")
 
 
@@ -132,7 +133,7 @@ def test_a_log_directory_is_read_without_its_json_twin(tmp_path: Path) -> None:
     file = space(run / "host.example.com.xplane.pb")
     chrome(run / "host.example.com.trace.json.gz")
     chrome(run / "perfetto_trace.json.gz")
-    (run / "jit_f.hlo_proto.pb").write_bytes(program("jit_f"))
+    (run / "jit_f.before_optimizations.hlo.pb").write_bytes(program("jit_f"))
     (tmp_path / "manifest.json").write_text("{}")
     (tmp_path / "notes.txt").write_text("hello")
     (tmp_path / "empty").touch()

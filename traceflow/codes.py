@@ -153,6 +153,12 @@ _ALL = (
         "Give both for the same devices.",
     ),
     Code(
+        "TF122",
+        "programs only",
+        "The input holds compiled programs and no trace, so nothing is known of when anything ran.",
+        "Ask for what the compiler arranged, or give the trace of a run together with its programs.",
+    ),
+    Code(
         "TF141",
         "no such mesh",
         "The sizes of a mesh's axes multiply to another number than there are devices.",
@@ -324,6 +330,12 @@ _ALL = (
         "The allocator keeps a limited history. Here it contradicts the blocks that are there in the end, so that "
         "amounts in all, and the peak, cannot be told.",
         "Keep a longer history: torch.cuda.memory._record_memory_history(max_entries=...).",
+    ),
+    Code(
+        "TF314",
+        "a program could not be read",
+        "A file with a compiled program is damaged or cut short; what it would have told is missing.",
+        "Copy the file again, or dump the program again and let the compiler finish.",
     ),
     # TF9xx, traceflow itself
     Code(

@@ -15,7 +15,10 @@ from typing import NoReturn
 import numpy as np
 
 from traceflow.errors import TraceflowError
+from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
+from traceflow.program.hlo_module_text import looks_like_hlo_text
 from traceflow.program.module import HloModule, Programs
+from traceflow.result import Note, Tally
 from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
@@ -34,9 +37,9 @@ _FORMATS = "Kineto JSON, XSpace (.xplane.pb), trace-event JSON and what PyTorch 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What the devices and the host did, and the compiled programs that came with it.
+    """What the devices and the host did, and the compiled programs that came with it, or lie beside it.
 
-    `operations` is the table of operations that the trace was made of, where it was made of one.
+    Where there are programs alone, the trace is empty, and its format is `programs`. `operations` is the table of operations that the trace was made of, where it was made of one.
     """
 
     trace: Trace
@@ -57,9 +60,10 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     A folder is searched with all folders in it; what is no trace is passed over, and so is the JSON that the JAX
     profiler writes beside an XSpace of the same name. Kineto files say which rank they are; of others the rank is
     that of the file's name, of the manifest or of the folder, else the next one that is free, in order of paths.
+    Compiled programs in the folder, such as XLA's dumps, are read too, and serve where traces came without theirs.
 
     Args:
-        path: A file, be it an operation table, a folder such as a capture or a TensorBoard log directory, or a
+        path: A file, be it an operation table or a program, a folder such as a capture or a TensorBoard log directory, or a
             pattern such as ``"run/*.json"``.
         communication: Regular expressions for more kernels that communicate.
 
@@ -71,17 +75,28 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
             damaged one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107
             for another format, TF108 when two files claim one rank, TF112 for what is no regular expression.
     """
-    given, read_one = Path(path), partial(_read_one, communication=usable(communication))
+    given, patterns = Path(path), usable(communication)
+    read_one = partial(_read_one, communication=patterns, beside={})
     try:
         if given.is_file() and is_operation_table(given):
             return _operations(given)
+        if given.is_file() and (
+            is_program(given) or looks_like_hlo_text((_head(given) or b"").decode(errors="replace"))
+        ):
+            return _untraced([read_program(given)])
         if given.is_file():
             return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
-        traces = _traces(given, _found(given))
+        files = _found(given)
+        programs, notes = programs_among(files)
+        traces = _traces(given, files, needed=not programs)
+        if not traces:
+            return _untraced(programs.values(), notes)
         _check_one_recording(traces)
+        read_one = partial(_read_one, communication=patterns, beside=programs)
         memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
-        return _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
+        whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
+        return _with_programs(whole, programs, notes)
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
@@ -119,6 +134,21 @@ def _operations(file: Path) -> Evidence:
     return Evidence(operation_trace(table, file.name), {}, table)
 
 
+def _untraced(modules: Iterable[HloModule], notes: tuple[Note, ...] = ()) -> Evidence:
+    from traceflow.trace.untraced import untraced
+
+    return _with_programs(Evidence(untraced(), {}), {module.program_id: module for module in modules}, notes)
+
+
+def _with_programs(evidence: Evidence, programs: Programs, notes: tuple[Note, ...]) -> Evidence:
+    """Evidence with the programs of files, those that are there already left out, and with remarks on them."""
+    known = dict(evidence.programs)
+    for key, module in programs.items():
+        add_program(known, module, key)
+    tally = evidence.trace.tally
+    return replace(evidence, trace=replace(evidence.trace, tally=tally + Tally(notes=notes)), programs=known)
+
+
 def _working(evidence: Evidence) -> Evidence:
     return replace(evidence, trace=without_host_noise(evidence.trace))
 
@@ -137,16 +167,17 @@ def _below(path: Path) -> list[Path]:
     return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
 
 
-def _traces(given: Path, files: Sequence[Path]) -> list[tuple[Path, _Format]]:
-    """The traces among files, each once."""
+def _traces(given: Path, files: Sequence[Path], *, needed: bool) -> list[tuple[Path, _Format]]:
+    """The traces among files, each once; that there is none is an error where one is needed."""
     if not files:
         why = "the folder is empty" if given.is_dir() else "nothing matches the pattern"
         raise TraceflowError("TF106", f"nothing to read in {given}", why, "give a trace, or a folder of traces")
-    for file in files:
+    others = [file for file in files if not is_program(file)]
+    for file in others:
         if _TRACE_NAME.search(file.name) and not _head(file):
             _refuse(file)  # a rank whose trace is empty or damaged must not vanish without a word
-    forms = [(file, form) for file in files if (form := _format_of(file))]
-    if not forms:
+    forms = [(file, form) for file in others if (form := _format_of(file))]
+    if needed and not forms:
         why = f"none of its {len(files)} files is a trace" if len(files) > 1 else f"{files[0].name} is no trace"
         raise TraceflowError("TF106", f"nothing to read in {given}", why, _FORMATS)
     twins = {twin for file, form in forms if form is _Format.XSPACE for twin in _twins(file)}
@@ -174,15 +205,15 @@ def _same_rank(one: Path, other: Path, why: str, hint: str) -> TraceflowError:
     return TraceflowError("TF108", f"cannot read {one} and {other} together", why, hint)
 
 
-def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str, ...]) -> Evidence:
+def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str, ...], beside: Programs) -> Evidence:
     if form is _Format.XSPACE:
         from traceflow.trace.xspace import read_xspace
 
-        return read_xspace(file, rank=rank, communication=communication)
+        return read_xspace(file, rank=rank, communication=communication, beside=beside)
     if form is _Format.CHROME:
         from traceflow.trace.chrome import read_chrome
 
-        return read_chrome(file, rank=rank, communication=communication)
+        return read_chrome(file, rank=rank, communication=communication, beside=beside)
     if form is _Format.MEMORY:
         from traceflow.trace.torch_memory import read_torch_memory
 
@@ -212,16 +243,12 @@ def _take_in(some: Programs, programs: dict[int, HloModule]) -> dict[int, int]:
     moved = {}
     for key, module in some.items():
         free = key
-        while free in programs and not _same(programs[free], module):
+        while free in programs and not same_program(programs[free], module):
             free = (free + 1) % 2**63
         programs[free] = module
         if free != key:
             moved[key] = free
     return moved
-
-
-def _same(one: HloModule, other: HloModule) -> bool:
-    return (one.name, one.instruction_name, one.shape) == (other.name, other.instruction_name, other.shape)
 
 
 def _rekeyed(trace: Trace, moved: Mapping[int, int]) -> Trace:

@@ -84,8 +84,11 @@ class Tally:
 
     @property
     def verdict(self) -> str:
-        """`unusable` without events, `limited` when a note affects a result, else `good`."""
-        if self.kept == 0:
+        """`unusable` when none of the events could be kept, `limited` when a note affects a result, else `good`.
+
+        An input without a trace, such as a program alone, has no events to judge.
+        """
+        if self.read and self.kept == 0:
             return "unusable"
         return "limited" if any(note.affects for note in self.notes) else "good"
 

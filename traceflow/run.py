@@ -8,6 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traceflow.errors import TraceflowError
+
 if TYPE_CHECKING:
     from traceflow.analyzers.changes import Drop, Scale
     from traceflow.analyzers.clocks import Clocks
@@ -49,8 +51,17 @@ class Run:
 
         return clocks(self.evidence.trace)
 
+    def _check_traced(self) -> None:
+        """Refuse a question about a run of which programs alone are known."""
+        from traceflow.trace.untraced import FORMAT
+
+        if self.evidence.trace.format == FORMAT:
+            hint = "ask about the programs, or give the trace as well"
+            raise TraceflowError("TF122", f"cannot explain {', '.join(self.inputs)}", "it holds no trace", hint)
+
     def clocks(self) -> Clocks:
         """Offsets between the clocks of the ranks' hosts; see :func:`traceflow.analyzers.clocks.clocks`."""
+        self._check_traced()
         return self._clocks
 
     @cached_property
@@ -58,6 +69,8 @@ class Run:
         """What the devices and the host did, all ranks on the reference rank's clock where that is known."""
         if self.evidence.operations is not None:  # its times are compared as they are, whatever that is worth
             return replace(self.evidence.trace, clock_error_ns=self._clocks.residual_ns)
+        if not self.evidence.trace.ranks:  # there are programs alone, and no clocks
+            return self.evidence.trace
         from traceflow.analyzers.clocks import aligned
 
         return aligned(self.evidence.trace, self._clocks)
@@ -69,7 +82,12 @@ class Run:
 
     @cached_property
     def dependencies(self) -> Dependencies:
-        """The dependency graph of the whole capture."""
+        """The dependency graph of the whole capture.
+
+        Raises:
+            TraceflowError: TF122 when the input holds no trace.
+        """
+        self._check_traced()
         if self.evidence.operations is not None:
             from traceflow.analyzers.operation_dependencies import operation_dependencies
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def opened(source: str, options: Options) -> Run:
-    """Read an input and find its dependencies, which every verb needs.
+    """Read an input and find the dependencies of its trace, which nearly every verb needs.
 
     Raises:
         TraceflowError: when the input cannot be read, TF112 when a pattern or the project's settings cannot be used.
@@ -26,8 +26,9 @@ def opened(source: str, options: Options) -> Run:
     asked = (options.communication or []) if isinstance(options, ReadOptions) else []
     with working(f"reading {source}", options):
         run = open_run(source, communication=[*project_communication(), *asked])
-    with working("finding dependencies", options):
-        run.dependencies  # noqa: B018  # found when first asked for
+    if len(run.evidence.trace.events):
+        with working("finding dependencies", options):
+            run.dependencies  # noqa: B018  # found when first asked for
     return run
 
 

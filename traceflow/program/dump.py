@@ -122,7 +122,8 @@ def add_program(programs: dict[int, HloModule], module: HloModule, key: int) -> 
     Returns:
         The key under which it is found: the first free one from its own on, or that of its equal.
     """
-    key = key % 2**63
+    equal = (other for other, known in programs.items() if same_program(known, module))
+    key = next(equal, key % 2**63)
     while key in programs and not same_program(programs[key], module):
         key = (key + 1) % 2**63
     known = programs.setdefault(key, replace(module, program_id=key))
