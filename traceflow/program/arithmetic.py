@@ -146,12 +146,12 @@ def _dot_flops(dot: Dot, left: tuple[int, ...], right: tuple[int, ...], out: tup
 
 def _convolution_flops(found: Convolution, data: tuple[int, ...], kernel: tuple[int, ...], out: tuple[int, ...]) -> int:
     spatial = zip(found.window, found.input_spatial, found.output_spatial, strict=True)
-    valid = prod(_valid_positions(window, data[i], out[o]) for window, i, o in spatial)
+    valid = prod(valid_positions(window, data[i], out[o]) for window, i, o in spatial)
     without_space = prod(out) // max(prod(out[dimension] for dimension in found.output_spatial), 1)
     return _FMA * without_space * kernel[found.kernel_input_feature] * valid
 
 
-def _valid_positions(window: WindowDimension, data: int, out: int) -> int:
+def valid_positions(window: WindowDimension, data: int, out: int) -> int:
     """Pairs of a place in the window and a place in the result that meet an element of the input."""
     count = 0
     for place in range(window.size):
