@@ -127,7 +127,8 @@ def test_without_annotations_a_window_is_recorded(folder: Path, capfd: pytest.Ca
 
 @needs_jax
 def test_a_window_begins_and_ends_when_it_is_told(folder: Path) -> None:
-    assert run(script(PLAIN), options=("--after", "0.3", "--seconds", "0.2")) == 0
+    longer = PLAIN.replace("range(20)", "range(60)")
+    assert run(script(longer), options=("--after", "1.5", "--seconds", "0.2")) == 0
     (window,) = manifest_of(folder / "a").steps
     assert window.compilations == 0
     assert window.ready_ns is not None
