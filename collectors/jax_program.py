@@ -3,9 +3,10 @@
 What a call was given is remembered by shape, dtype and sharding alone, so that no array is kept alive. Once the
 recording has ended, the function is lowered and compiled for that again, which JAX answers from what it still has.
 
-In the capture, each function has three files in `program/`: `<name>.stablehlo.txt`, the program as it was written,
-with the user's mesh axes; `<name>.hlo.txt`, the program as it was compiled, for one device; and `<name>.json`, with
-the placement of each argument and result as `PartitionSpec`, given and compiled, and the compiler's own figures.
+In the capture, each function has four files in `program/`: `<name>.stablehlo.txt`, the program as it was written,
+with the user's mesh axes; `<name>.hlo.txt`, the program as it was compiled, for one device; `<name>.hlo.pb`, the same
+as a `HloProto` with its buffer assignment; and `<name>.json`, with the placement of each argument and result as
+`PartitionSpec`, given and compiled, and the compiler's own figures.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
+
+from traceflow.program.executable import executable_proto
 
 FOLDER = "program"
 SCHEMA_VERSION = 1
@@ -90,12 +94,14 @@ def _beside(place: Path, suffix: str) -> Path:
 
 
 def _written(call: Call, place: Path) -> Json:
-    """Write both texts, and return what the JSON says."""
+    """Write the program as it was written and as it was compiled, and return what the JSON says."""
     traced = call.function.trace(*call.args, **call.kwargs)
     lowered = traced.lower()
     _beside(place, ".stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
     compiled = lowered.compile()
     _beside(place, ".hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
+    with suppress(*_FAILURES):  # a backend that keeps it to itself has told all but the buffers in the text
+        _beside(place, ".hlo.pb").write_bytes(executable_proto(compiled))
     return {
         "inputs": _inputs(call, traced, lowered, compiled),
         "outputs": _outputs(traced, lowered, compiled),

@@ -178,8 +178,21 @@ def test_the_texts_are_what_was_written_and_what_was_compiled(sharded: Path) -> 
     assert "f32[8,3]" in compiled  # the part of one device
 
 
-def test_a_capture_with_programs_opens(sharded: Path) -> None:
-    assert len(traceflow.open(sharded).trace.ranks) == 1
+def test_a_capture_opens_with_the_program_once_and_its_buffers(sharded: Path) -> None:
+    run = traceflow.open(sharded)
+    assert len(run.trace.ranks) == 1
+    (program,) = [one for one in run.programs.values() if one.name == "jit_step"]
+    assert program.buffers is not None
+    donated = program.buffers.allocations
+    assert donated.size_bytes[donated.donated].sum() == 4 * 8 * 3  # the local w
+    assert sorted(shape for shape, op in zip(program.shape, program.opcode, strict=True) if op == "dot") == ["f32[3,3]"]
+
+
+def test_the_program_opens_without_the_trace(sharded: Path) -> None:
+    (alone,) = traceflow.open(sharded / "program" / "train_one.hlo.pb").programs.values()
+    (text,) = traceflow.open(sharded / "program" / "train_one.hlo.txt").programs.values()
+    assert alone.buffers is not None
+    assert set(text.instruction_name) == set(alone.instruction_name)
 
 
 def test_keeping_the_program_compiles_nothing_and_keeps_no_array(tmp_path: Path) -> None:
