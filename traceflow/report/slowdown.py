@@ -37,6 +37,7 @@ def slowdown_parts(result: Row, top: int) -> Iterator[RenderableType]:
     yield Text(f"\nThe mean step ({unit.name})", style="bold")
     yield Rows(("step", "took", "kind", "name"), lengths)
     yield from _ranking(result["ranking"])
+    yield from _nobody(result)
     yield from _table("By stage", ("stage",), result["by_stage"], top)
     yield from _table("By worker", ("rank", "dp_rank", "stage"), result["by_worker"], top)
     yield from _table("By type", (), result["by_type"], top)
@@ -59,7 +60,6 @@ def verdict(result: Row) -> str:
 
 def _ranking(ranking: Sequence[Row]) -> Iterator[RenderableType]:
     if not ranking:
-        yield Text("\nNo stage and no worker explains a notable part of the excess.")
         return
     unit = unit_for([ranking[0]["cost_ns"]])
     rows = [
@@ -68,6 +68,15 @@ def _ranking(ranking: Sequence[Row]) -> Iterator[RenderableType]:
     ]
     yield Text(f"\nTo blame ({unit.name} of a step, modelled by replay; explained = cost / excess)", style="bold")
     yield Rows(("cost", "explained", "who", "cause", "name"), rows)
+
+
+def _nobody(result: Row) -> Iterator[RenderableType]:
+    """Say so where workers are told and none of them is to blame."""
+    told = [part for part in result["by_worker"] if part["explained_ratio"] is not None]
+    if told and all(row["rank"] is None for row in result["ranking"]):
+        most = max(told, key=lambda part: float(part["explained_ratio"]))
+        costliest = f"the costliest, rank {most['rank']}, explains {_number(most['explained_ratio'])} of the excess"
+        yield Text(f"No single worker is to blame: {costliest}.")
 
 
 def _who(row: Row) -> str:

@@ -54,7 +54,7 @@ _INTEGERS = {
 _PARQUET, _GZIP = b"PAR1", b"\x1f\x8b"
 _HEAD_BYTES = 1 << 18
 _NS_PER_SECOND = 1_000_000_000
-_LONGEST_SECONDS = 2**62 / _NS_PER_SECOND
+_LONGEST_NS, _LATEST_NS = 2**60, 2**62  # so that no sum of them leaves 64 bits
 
 _Columns: TypeAlias = "dict[str, pa.ChunkedArray]"
 
@@ -144,7 +144,7 @@ def read_operations(path: str | Path) -> OperationTable:
     )
     kept = _kept(table, rounded=start_step + duration_step > 0)
     _refuse_unusable(kept, name)
-    return _in_sequence(kept)
+    return _in_sequence(kept, name)
 
 
 def _head(path: Path) -> bytes:
@@ -165,23 +165,27 @@ def _table(path: Path) -> pa.Table:
     import pyarrow.parquet
 
     try:
+        head = _head(path)
         if not path.stat().st_size:
             raise TraceflowError("TF102", f"cannot read {path.name}", "the file is empty", "write the table again")
-        head = _head(path)
-        if is_timeline(head):
-            return timeline_table(path)
-        return pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
-    except pa.ArrowInvalid as error:
-        why = str(error).splitlines()[0]
-        raise TraceflowError("TF103", f"cannot read {path.name}", why, "copy or write the table again") from error
     except OSError as error:
-        why = error.strerror or str(error).splitlines()[0]
+        why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path.name}", why, "check the path") from error
+    if is_timeline(head):
+        return timeline_table(path)
+    try:
+        return pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
+    except (OSError, pa.ArrowException) as error:
+        why = (str(error).splitlines() or [type(error).__name__])[0]
+        raise TraceflowError("TF103", f"cannot read {path.name}", why, "copy or write the table again") from error
 
 
 def _columns(table: pa.Table, name: str) -> _Columns:
     """The columns by what they mean."""
     there = {label: next((n for n in names if n in table.column_names), None) for label, names in _NAMES.items()}
+    twice = [column for column in there.values() if column and table.column_names.count(column) > 1]
+    if twice:
+        raise _unusable(name, twice[0], f"it has more than one column {twice[0]}")
     missing = [label for label in _REQUIRED if not (there[label] or there.get(f"{label}_ns"))]
     if missing:
         raise TraceflowError(
@@ -199,7 +203,7 @@ def _types(column: pa.ChunkedArray, name: str) -> tuple[Int32, tuple[str, ...]]:
 
     try:
         texts = np.array(column.cast(pa.string()).to_pylist(), object)
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise _unusable(name, "type", f"the type is {column.type}, not text") from error
     known = np.array([text is not None and bool(text) for text in texts], bool)
     values, codes = np.unique(texts[known].astype(str), return_inverse=True)
@@ -222,7 +226,7 @@ def _time(columns: _Columns, label: str, name: str) -> tuple[Int64, int]:
         return np.asarray(whole.cast(pa.int64()).fill_null(int(_UNKNOWN_NS)).to_numpy(), np.int64), 0
     given = columns[label]
     if pa.types.is_integer(given.type) or pa.types.is_null(given.type):
-        given = given.cast(pa.float64())
+        given = given.cast(pa.float64(), safe=False)
     if not pa.types.is_floating(given.type):
         raise _unusable(name, label, f"the {label} is {given.type}, not a number of seconds")
     return _rounded(given.to_numpy())
@@ -230,7 +234,7 @@ def _time(columns: _Columns, label: str, name: str) -> tuple[Int64, int]:
 
 def _rounded(seconds: NDArray[np.floating]) -> tuple[Int64, int]:
     """Seconds in ns, to the nearest, and how far apart the floats at the largest of them are, in ns."""
-    finite = np.isfinite(seconds) & (np.abs(seconds) < _LONGEST_SECONDS)
+    finite = np.isfinite(seconds) & (np.abs(seconds) < _LATEST_NS / _NS_PER_SECOND)
     times = np.full(len(seconds), _UNKNOWN_NS, np.int64)
     times[finite] = np.rint(seconds[finite].astype(np.float64) * _NS_PER_SECOND).astype(np.int64)
     spacing = float(np.spacing(np.abs(seconds[finite]).max())) if finite.any() else 0.0
@@ -240,13 +244,17 @@ def _rounded(seconds: NDArray[np.floating]) -> tuple[Int64, int]:
 def _integers(columns: _Columns, label: str, rows: int, name: str) -> Rows:
     """A column of whole numbers, -1 where nothing is known."""
     import pyarrow as pa
+    import pyarrow.compute as pc
 
     dtype = _INTEGERS[label]
     if label not in columns:
         return np.full(rows, ABSENT, dtype)
     try:
-        whole = columns[label].cast(pa.from_numpy_dtype(dtype)).fill_null(ABSENT)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        given = columns[label]
+        if pa.types.is_floating(given.type):  # as numpy writes a column of integers with gaps
+            given = pc.if_else(pc.is_nan(given), None, given)
+        whole = given.cast(pa.from_numpy_dtype(dtype)).fill_null(ABSENT)
+    except pa.ArrowException as error:
         raise _unusable(name, label, f"{label} has values that are no whole numbers in range") from error
     return np.asarray(whole.to_numpy(), dtype)
 
@@ -258,7 +266,7 @@ def _unusable(name: str, label: str, why: str) -> TraceflowError:
 
 def _kept(table: OperationTable, *, rounded: bool) -> OperationTable:
     """The rows that can be used, in order, with the account of the others."""
-    timed = (table.start_ns != _UNKNOWN_NS) & (table.duration_ns != _UNKNOWN_NS)
+    timed = (np.abs(table.start_ns + 1) < _LATEST_NS) & (np.abs(table.duration_ns + 1) < _LONGEST_NS)
     dropped = {"without a time": int((~timed).sum())}
     placed = timed & (table.rank >= 0) & (table.step >= 0) & (table.type >= 0)
     dropped["without a rank, step or type"] = int((timed & ~placed).sum())
@@ -289,7 +297,7 @@ def _refuse_unusable(table: OperationTable, name: str) -> None:
             raise TraceflowError("TF108", f"{name} contradicts itself", why, "give each rank one place in the job")
 
 
-def _in_sequence(table: OperationTable) -> OperationTable:
+def _in_sequence(table: OperationTable, name: str) -> OperationTable:
     """The table with its steps one after another, in order of their numbers."""
     steps, first = np.unique(table.step, return_index=True)
     start_ns = np.minimum.reduceat(table.start_ns, first)
@@ -297,6 +305,9 @@ def _in_sequence(table: OperationTable) -> OperationTable:
     if (start_ns[1:] > end_ns[:-1]).all():
         return table
     length_ns = end_ns - start_ns + 1
+    if length_ns.sum(dtype=float) > _LONGEST_NS:
+        why = f"its steps take {length_ns.sum(dtype=float) / _NS_PER_SECOND:.0f} s together"
+        raise _unusable(name, "start", why)
     begin_ns = start_ns[0] + np.cumsum(length_ns) - length_ns
     text = f"the {len(steps)} steps overlap in time, as those do that are timed from their own start; they stand one after another here"
     return replace(
