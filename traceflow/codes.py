@@ -251,6 +251,26 @@ _ALL = (
         "If they communicate, name them: --communication REGEX, communication in [tool.traceflow] of pyproject.toml, or "
         "tf.open(..., communication=[...]).",
     ),
+    Code(
+        "TF211",
+        "reported peak too low",
+        "The runtime reports less memory for a program than is alive in it at once: on CPU, for one, the figure leaves "
+        "temporaries out.",
+        "Plan with the live peak.",
+    ),
+    Code(
+        "TF212",
+        "arguments kept beside results",
+        "Arguments of a program could become results of the same size, but the program may not overwrite them, so that "
+        "both are in memory.",
+        "Donate what is not needed after the call: jax.jit(..., donate_argnums=...).",
+    ),
+    Code(
+        "TF213",
+        "much padding in layouts",
+        "The compiler stores values in tiles, and fills up those that a dimension does not fill.",
+        "Make the dimensions that the layout puts last multiples of the tile, or let a longer one be last.",
+    ),
     # TF3xx, quality of the evidence
     Code(
         "TF301",

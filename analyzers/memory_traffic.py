@@ -1,0 +1,110 @@
+"""How many bytes were moved, which is not how many are in use: a value rewritten often is traffic each time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from traceflow.program.module import COLLECTIVES, HloModule, Programs, base_opcode
+from traceflow.program.traffic import accessed_bytes
+from traceflow.result import Json, Provenance, Skipped
+from traceflow.trace.model import ABSENT, Int64, Trace
+
+DEVICE_MEMORY = "device memory"
+_CALLS = frozenset({"while", "call", "conditional"})
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes over one interface of one device in a stretch of time."""
+
+    interface: str
+    rank: int
+    device: int | None
+    size_bytes: int
+    window_ns: int
+    provenance: Provenance
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `traffic`."""
+        return {
+            "interface": self.interface,
+            "rank": self.rank,
+            "device": self.device,
+            "bytes": self.size_bytes,
+            "window_ns": self.window_ns,
+            "provenance": self.provenance.value,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Executions:
+    """How often a device executed an instruction."""
+
+    rank: int
+    device: int
+    program: int
+    instruction: int
+    count: int
+
+
+def executions(trace: Trace, programs: Programs) -> Iterator[Executions]:
+    """Each instruction of a program that a device executed, and how often.
+
+    Kernels of one instruction in one run are one execution, except in the body of a loop, where each counts.
+    """
+    hlo, events, lanes = trace.hlo, trace.events, trace.lanes
+    known = hlo.instruction != ABSENT
+    lane = events.lane[hlo.event[known]]
+    table = np.column_stack(
+        (lanes.rank[lane], lanes.device[lane], hlo.program[known], hlo.instruction[known], hlo.run[known])
+    ).astype(np.int64)
+    runs, count = np.unique(table, axis=0, return_counts=True)
+    once = np.array([_in_entry(programs, int(row[2]), int(row[3])) for row in runs], bool)
+    times: Int64 = np.where(once, 1, count).astype(np.int64)
+    pairs, place = np.unique(runs[:, :4], axis=0, return_inverse=True)
+    totals = np.bincount(place.ravel(), times, minlength=len(pairs)).astype(np.int64)
+    for (rank, device, program, instruction), total in zip(pairs.tolist(), totals.tolist(), strict=True):
+        if program in programs:
+            yield Executions(rank, device, program, instruction, total)
+
+
+def _in_entry(programs: Programs, program: int, instruction: int) -> bool:
+    module = programs.get(program)
+    return module is not None and int(module.computation[instruction]) == module.entry
+
+
+def traffic(trace: Trace, programs: Programs) -> tuple[tuple[Traffic, ...], tuple[Skipped, ...]]:
+    """Bytes that each device read from its memory and wrote to it, by the compiler's shapes times executions.
+
+    bytes = sum over executed instructions of operands and result, as far as they lie in the device's main memory.
+    Collectives are left out: what they move depends on how they are carried out. No counter of the hardware is in
+    the formats that are read, so nothing here is measured.
+    """
+    sums: dict[tuple[int, int], int] = {}
+    unknown = 0
+    for one in executions(trace, programs):
+        module = programs[one.program]
+        if not is_piece(module, one.instruction):
+            continue
+        size_bytes = accessed_bytes(module, one.instruction)
+        unknown += size_bytes is None
+        key = one.rank, one.device
+        sums[key] = sums.get(key, 0) + (size_bytes or 0) * one.count
+    if not sums:
+        return (), (Skipped("/result/traffic", "neither counters nor executions of a compiled program are recorded"),)
+    window_ns = int(trace.events.end_ns.max() - trace.events.start_ns.min())
+    rows = tuple(
+        Traffic(DEVICE_MEMORY, rank, None if device == ABSENT else device, size, window_ns, Provenance.COMPILER)
+        for (rank, device), size in sorted(sums.items())
+    )
+    reason = f"of {unknown} instructions the sizes are not known: they are not in the sum"
+    return rows, (Skipped("/result/traffic/*/bytes", reason),) if unknown else ()
+
+
+def is_piece(module: HloModule, row: int) -> bool:
+    """Whether an instruction does its work itself, and no collective's."""
+    opcode = base_opcode(module.opcode[row])
+    return opcode not in COLLECTIVES and opcode not in _CALLS
