@@ -11,11 +11,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executed import executed, operations_of
 from record_processes import launch
+from recorded import executed, manifest_of, operations_of
 
 from traceflow import evidence
-from traceflow.capture import Capture
 from traceflow.collectors.workloads.collective_matmul import (
     AXIS,
     LAYOUTS,
@@ -194,8 +193,7 @@ def test_a_fresh_process_records_both_forms(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == [str(output / "gather"), str(output / "ring")]
     assert done.stderr == ""
     for form in LAYOUTS["gather"].forms:
-        manifest = Capture.open(output / form).manifest
-        assert manifest is not None
+        manifest = manifest_of(output / form)
         assert manifest.complete
         assert manifest.devices is not None
         assert manifest.devices.local_count == 4
@@ -211,9 +209,7 @@ def test_the_layout_that_scatters_is_recorded_on_request(tmp_path: Path, capsys:
     paths = capsys.readouterr().out.splitlines()
     assert paths == [str(tmp_path / "scatter"), str(tmp_path / "scatter_ring")]
     for path in paths:
-        manifest = Capture.open(path).manifest
-        assert manifest is not None
-        assert manifest.complete
+        assert manifest_of(path).complete
 
 
 def test_two_processes_of_four_devices_compute_together(tmp_path: Path) -> None:
@@ -235,9 +231,7 @@ def test_a_recording_is_not_overwritten(tmp_path: Path) -> None:
         record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=1)
     assert record_collective_matmul(tmp_path, devices=2, size=(4, 8, 8), steps=2, force=True) == tmp_path
     for form in LAYOUTS["gather"].forms:
-        manifest = Capture.open(tmp_path / form).manifest
-        assert manifest is not None
-        assert len(manifest.steps) == 2
+        assert len(manifest_of(tmp_path / form).steps) == 2
 
 
 def test_a_wrong_product_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

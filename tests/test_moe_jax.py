@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from executed import executed, operations_of
 from numpy.typing import NDArray
 from record_processes import launch
+from recorded import executed, manifest_of, operations_of
 
 from traceflow import evidence
-from traceflow.capture import Capture, Manifest
 from traceflow.collectors.workloads import moe_jax, moe_reference
 from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.collectors.workloads.moe_jax_layers import (
@@ -275,12 +274,6 @@ def captures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     )
     moe_jax.main(["--output", str(folder), "--devices", "8", "--steps", "2", *shape])
     return {variant: folder / variant for variant in VARIANTS}
-
-
-def manifest_of(path: Path) -> Manifest:
-    manifest = Capture.open(path).manifest
-    assert manifest is not None
-    return manifest
 
 
 def stage_of(name: str) -> tuple[str, str] | None:

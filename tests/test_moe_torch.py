@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from moe_torch_cases import REAL, counted, doubles, expected, first_batch, real_case, whole_case
+from recorded import manifest_of
 from torch_programs import Case, Outcome, learn, learn_on
 
-from traceflow.capture import Capture, Manifest
 from traceflow.collectors.workloads import moe_reference, moe_torch, torch_processes
 from traceflow.collectors.workloads.moe_torch_layers import (
     EDP,
@@ -261,12 +261,6 @@ def recorded_case(layout: str, number: int) -> Case:
     table = moe_torch.hashed(names, 2, REAL.experts) if "hash" in options else None
     size = replace(REAL, capacity_factor=1.0 if "--capacity-factor" in options else None)
     return Case(FOUR[layout], size, dict(moe_torch.initial_weights(REAL)), x, y, table)
-
-
-def manifest_of(path: Path) -> Manifest:
-    manifest = Capture.open(path).manifest
-    assert manifest is not None
-    return manifest
 
 
 def trace_file(path: Path, rank: int) -> Path:

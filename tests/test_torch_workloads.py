@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from recorded import manifest_of
 from torch_programs import Gradients, fail_on, matmul_and_transformer
 
 from traceflow import evidence
 from traceflow.analyzers.matching import match
-from traceflow.capture import Capture, Manifest
 from traceflow.collectors.workloads import fsdp_tp_torch, ring_matmul_torch, torch_processes
 from traceflow.collectors.workloads.collective_matmul import matrices
 from traceflow.collectors.workloads.torch_stages import backward
@@ -91,12 +91,6 @@ def test_causal_attention_does_not_look_ahead() -> None:
     assert not torch.allclose(before[:, 4:], after[:, 4:])
 
 
-def manifest_of(path: Path) -> Manifest:
-    manifest = Capture.open(path).manifest
-    assert manifest is not None
-    return manifest
-
-
 def names_of(path: Path, rank: int) -> Counter[str]:
     file = path / "torch" / f"rank{rank:05d}.pt.trace.json.gz"
     events = json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
@@ -159,6 +153,6 @@ def test_the_transformer_is_recorded(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_a_wrong_loss_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fsdp_tp_torch, "_whole_losses", lambda *_: [0.0, 0.0])
-    with pytest.raises(TraceflowError, match=r"TF115.*that of the whole model 0"):
+    with pytest.raises(TraceflowError, match=r"TF115.*the reference's 0"):
         fsdp_tp_torch.record_fsdp_tp(tmp_path / "a", data=1, tensor=1, steps=1, size=SIZE)
     assert not (tmp_path / "a").exists()

@@ -26,7 +26,6 @@ As a script it records both forms of a layout, on devices simulated by the host:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -38,8 +37,9 @@ from typing import TYPE_CHECKING, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from traceflow.collectors.workloads import script
+from traceflow.collectors.workloads.checks import check_product
 from traceflow.collectors.workloads.line_mesh import line_mesh
-from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
     import jax
@@ -258,23 +258,17 @@ def _record(
                 # Of several processes, each can fetch what its own devices hold.
                 shards = multiply(*operands).addressable_shards
                 blocks = step.fetch([shard.data for shard in shards])
-            if not all(
-                np.array_equal(block, expected[shard.index]) for block, shard in zip(blocks, shards, strict=True)
-            ):
-                why = "the product differs from the one that numpy computes"
-                raise TraceflowError("TF115", f"cannot record {path}", why, "report this: the workload is wrong")
+            equal = (np.array_equal(block, expected[shard.index]) for block, shard in zip(blocks, shards, strict=True))
+            check_product(path, right=all(equal))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record both forms of a layout and print the path of each capture."""
-    parser = argparse.ArgumentParser(description="Record the collective matmul in both forms of a layout.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the two captures")
+    what = "Record the collective matmul in both forms of a layout."
+    parser = script.parser(what, output="the two captures", steps=5, platforms=script.JAX_PLATFORMS)
     parser.add_argument("--layout", choices=LAYOUTS, default="gather", help="gather the input or scatter the output")
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--size", type=int, nargs=3, default=(1024, 1024, 2048), metavar=("B", "D", "F"))
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--platform", default="cpu", help="whose devices: cpu (simulated), gpu or tpu")
-    parser.add_argument("--force", action="store_true", help="replace captures that are there")
     given = vars(parser.parse_args(arguments))
     if given["platform"] == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave an accelerator alone

@@ -15,12 +15,10 @@ As a script it starts its processes itself, and records:
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -28,9 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from traceflow.collectors.workloads import torch_processes
+from traceflow.collectors.workloads import script, torch_processes
+from traceflow.collectors.workloads.checks import check_loss
 from traceflow.collectors.workloads.torch_stages import scope, stage
-from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
     import torch
@@ -222,24 +220,18 @@ def _record(path: Path, data: int, tensor: int, size: Size, losses: list[float],
                 with scope("update"):
                     descent.step()
                 found = float(step.fetch(loss)) / data
-            if not math.isclose(found, expected, rel_tol=TOLERANCE):
-                why = f"the loss is {found:.6g}, that of the whole model {expected:.6g}"
-                raise TraceflowError("TF115", f"cannot record {path}", why, "report this: the workload is wrong")
+            check_loss(path, found, expected, tolerance=TOLERANCE)
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record and print the path of the capture."""
-    parser = argparse.ArgumentParser(description="Record a transformer that is split over data and matrices.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the capture")
+    what = "Record a transformer that is split over data and matrices."
+    parser = script.parser(what, output="the capture", steps=2, platforms=torch_processes.BACKENDS)
     parser.add_argument("--data", type=int, default=2, help="processes that sequences and parameters are split over")
     parser.add_argument("--tensor", type=int, default=2, help="processes that the matrices are split over")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--platform", choices=torch_processes.BACKENDS, default="cpu")
-    parser.add_argument("--force", action="store_true", help="replace a capture that is there")
-    for field in fields(Size):
-        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    script.add_shape(parser, Size)
     given = vars(parser.parse_args(arguments))
-    size = Size(**{field.name: given.pop(field.name) for field in fields(Size)})
+    size = script.take_shape(given, Size)
     sys.stdout.write(f"{record_fsdp_tp(given.pop('output'), size=size, **given)}\n")
 
 

@@ -15,13 +15,11 @@ As a script it records all variants, on devices simulated by the host:
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -29,8 +27,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from traceflow.capture import read_manifest
-from traceflow.collectors.workloads import moe_reference
+from traceflow.collectors.workloads import moe_reference, script
+from traceflow.collectors.workloads.checks import check_loss, recorded_since
 from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.collectors.workloads.moe_jax_layers import (
     AXIS,
@@ -41,7 +39,6 @@ from traceflow.collectors.workloads.moe_jax_layers import (
     Weights,
     executed_rows,
 )
-from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
     import jax
@@ -267,8 +264,8 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
                 weights, loss, routing = train(weights, *inputs)
                 found = float(step.fetch(loss))
             routings.append(routing)
-            _check(path, found, expected)
-    if _recorded_since(path, started_ns):
+            check_loss(path, found, expected, tolerance=TOLERANCE)
+    if recorded_since(path, started_ns):
         _save(path / ROUTING, variant, size, process_allgather(routings, tiled=True))
 
 
@@ -286,18 +283,6 @@ def _reference_losses(size: Size, devices: int, steps: int, *, drop: bool) -> li
     return losses
 
 
-def _check(path: Path, loss: float, expected: float) -> None:
-    if not math.isclose(loss, expected, rel_tol=TOLERANCE):
-        why = f"the loss is {loss:.6g}, the reference's {expected:.6g}"
-        raise TraceflowError("TF115", f"cannot record {path}", why, "report this: the workload is wrong")
-
-
-def _recorded_since(path: Path, start_ns: int) -> bool:
-    """Whether the capture at `path` is of now: a recording that failed leaves none, or the one from before."""
-    manifest = read_manifest(path) if path.is_dir() else None
-    return manifest is not None and manifest.clock.time_ns >= start_ns
-
-
 def _save(file: Path, variant: str, size: Size, routings: list[Routing]) -> None:
     assigned, dropped = (np.stack(counts) for counts in zip(*routings, strict=True))
     arrays: dict[str, Any] = {"step": np.arange(len(assigned)), "assigned": assigned, "dropped": dropped}
@@ -311,18 +296,13 @@ def _save(file: Path, variant: str, size: Size, routings: list[Routing]) -> None
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record variants and print the path of each capture."""
-    parser = argparse.ArgumentParser(description="Record a mixture-of-experts train step in several variants.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the captures")
+    what = "Record a mixture-of-experts train step in several variants."
+    parser = script.parser(what, output="the captures", steps=5, platforms=script.JAX_PLATFORMS)
     parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=tuple(VARIANTS))
     parser.add_argument("--devices", type=int, default=8)
-    parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--platform", default="cpu", help="whose devices: cpu (simulated), gpu or tpu")
-    parser.add_argument("--force", action="store_true", help="replace captures that are there")
-    for field in fields(Size):
-        option = f"--{field.name.replace('_', '-')}"
-        parser.add_argument(option, type=type(field.default), default=field.default)
+    script.add_shape(parser, Size)
     given = vars(parser.parse_args(arguments))
-    size = Size(**{field.name: given.pop(field.name) for field in fields(Size)})
+    size = script.take_shape(given, Size)
     if given["platform"] == "cpu":
         os.environ.setdefault("JAX_PLATFORMS", "cpu")  # leave an accelerator alone
     captures = record_moe(given.pop("output"), size=size, **given)

@@ -8,8 +8,8 @@ group, whose slopes came back to it; what remains is to add up the copies along 
 is divided by EDP.
 
 Every stage has a name in the trace: `STAGES`, and with ETP `ETP_STAGES` too, on the way forward, and as
-`torch_stages.backward(stage)` on the way back; `FORWARD_STAGES` and `FINAL_STAGES` come once. The loads of the experts are summed up over all processes, for a router
-to be balanced by; they are told, and are no part of the loss.
+`torch_stages.backward(stage)` on the way back; `FORWARD_STAGES` and `FINAL_STAGES` come once. The loads of the experts
+are summed up over all processes, for a router to be balanced by; they are told, and are no part of the loss.
 
 As a script it starts its processes itself, and records:
 
@@ -18,13 +18,11 @@ As a script it starts its processes itself, and records:
 
 from __future__ import annotations
 
-import argparse
-import math
 import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -32,8 +30,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from traceflow.capture import read_manifest
-from traceflow.collectors.workloads import torch_processes
+from traceflow.collectors.workloads import script, torch_processes
+from traceflow.collectors.workloads.checks import check_loss, recorded_since
 from traceflow.collectors.workloads.moe_torch_layers import (
     EDP,
     LAYOUTS,
@@ -49,7 +47,6 @@ from traceflow.collectors.workloads.moe_torch_layers import (
 )
 from traceflow.collectors.workloads.moe_torch_reference import Rule, evaluate
 from traceflow.collectors.workloads.torch_stages import scope, stage
-from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
     import torch
@@ -268,8 +265,7 @@ def record_moe(
     losses = _reference_losses(size, grid.processes, routing, optimiser, WARMUP + steps)
     arguments = Path(path).absolute(), grid, size, routing, optimiser, losses
     routings = torch_processes.run(partial(_record, force=force), grid.processes, *arguments, platform=platform)
-    manifest = read_manifest(Path(path)) if Path(path).is_dir() else None
-    if manifest is not None and manifest.clock.time_ns >= started_ns:  # with TRACEFLOW=0 it is one from before
+    if recorded_since(Path(path), started_ns):
         _save(Path(path) / ROUTING, grid, size, routings)
     return Path(path)
 
@@ -294,7 +290,7 @@ def _record(
                 loss, routed = train(inputs)
                 found = float(step.fetch(loss))
             routings.append(routed)
-            _check(path, found, expected)
+            check_loss(path, found, expected, tolerance=TOLERANCE)
     return [on_host(routed) for routed in routings]
 
 
@@ -306,12 +302,6 @@ def _routed_batch(size: Size, routing: str, number: int) -> tuple[Float32, Float
 def on_host(routed: Routing) -> Routing:
     """The same with numpy arrays."""
     return routed._replace(**{name: getattr(routed, name).cpu().numpy() for name in DEVICE_COUNTS})
-
-
-def _check(path: Path, loss: float, expected: float) -> None:
-    if not math.isclose(loss, expected, rel_tol=TOLERANCE):
-        why = f"the loss is {loss:.6g}, the reference's {expected:.6g}"
-        raise TraceflowError("TF115", f"cannot record {path}", why, "report this: the workload is wrong")
 
 
 def _reference_losses(size: Size, processes: int, routing: str, optimiser: str, steps: int) -> list[float]:
@@ -348,20 +338,14 @@ def _save(file: Path, layout: Layout, size: Size, routings: list[list[Routing]])
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record and print the path of the capture."""
-    parser = argparse.ArgumentParser(description="Record a mixture-of-experts train step on several processes.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the capture")
+    what = "Record a mixture-of-experts train step on several processes."
+    parser = script.parser(what, output="the capture", steps=2, platforms=torch_processes.BACKENDS)
     parser.add_argument("--layout", choices=LAYOUTS, default="ep2_edp2", help="of the processes")
     parser.add_argument("--routing", choices=ROUTINGS, default="top_k", help="by the highest logits or by a table")
     parser.add_argument("--optimiser", choices=OPTIMISERS, default="adamw")
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--platform", choices=torch_processes.BACKENDS, default="cpu")
-    parser.add_argument("--force", action="store_true", help="replace a capture that is there")
-    parser.add_argument("--capacity-factor", type=float, help="reserve rows and drop what exceeds them")
-    shape = [field for field in fields(Size) if field.name != "capacity_factor"]
-    for field in shape:
-        parser.add_argument(f"--{field.name}", type=int, default=field.default)
+    script.add_shape(parser, Size, capacity_factor="reserve rows and drop what exceeds them")
     given = vars(parser.parse_args(arguments))
-    size = Size(**{field.name: given.pop(field.name) for field in fields(Size)})
+    size = script.take_shape(given, Size)
     sys.stdout.write(f"{record_moe(given.pop('output'), size=size, **given)}\n")
 
 

@@ -21,7 +21,6 @@ As a script it records both forms of a layout, in processes that it starts:
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -32,10 +31,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
-from traceflow.collectors.workloads import torch_processes
+from traceflow.collectors.workloads import script, torch_processes
+from traceflow.collectors.workloads.checks import check_product
 from traceflow.collectors.workloads.collective_matmul import Matrix, matrices
 from traceflow.collectors.workloads.torch_stages import all_gather, reduce_scatter, scope
-from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
     import torch
@@ -190,23 +189,16 @@ def _record(path: Path, layout: str, size: tuple[int, int, int], *, steps: int, 
             for _ in range(WARMUP + steps):
                 with recorder.step() as step:
                     found = step.fetch(multiply(*own))
-                if not np.array_equal(found, expected):
-                    why = "the product differs from the one that numpy computes"
-                    raise TraceflowError(
-                        "TF115", f"cannot record {path / form}", why, "report this: the workload is wrong"
-                    )
+                check_product(path / form, right=np.array_equal(found, expected))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record both forms of a layout and print the path of each capture."""
-    parser = argparse.ArgumentParser(description="Record a tensor-parallel product in both forms of a layout.")
-    parser.add_argument("--output", type=Path, required=True, help="folder of the two captures")
+    what = "Record a tensor-parallel product in both forms of a layout."
+    parser = script.parser(what, output="the two captures", steps=2, platforms=torch_processes.BACKENDS)
     parser.add_argument("--layout", choices=LAYOUTS, default="gather", help="gather the input or scatter the output")
     parser.add_argument("--processes", type=int, default=4)
     parser.add_argument("--size", type=int, nargs=3, default=(512, 512, 512), metavar=("B", "D", "F"))
-    parser.add_argument("--steps", type=int, default=2)
-    parser.add_argument("--platform", choices=torch_processes.BACKENDS, default="cpu")
-    parser.add_argument("--force", action="store_true", help="replace captures that are there")
     given = vars(parser.parse_args(arguments))
     folder = record_ring_matmul(given.pop("output"), **given)
     sys.stdout.writelines(f"{folder / form}\n" for form in LAYOUTS[given["layout"]].forms)

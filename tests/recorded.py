@@ -1,4 +1,4 @@
-"""What of its programs a capture shows at work."""
+"""What lies in a capture, as tests ask for it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,15 @@ from pathlib import Path
 import numpy as np
 
 from traceflow import evidence
+from traceflow.capture import Capture, Manifest
 from traceflow.program.module import HloModule
+
+
+def manifest_of(path: Path | str) -> Manifest:
+    """The manifest of a capture, which has one."""
+    manifest = Capture.open(path).manifest
+    assert manifest is not None
+    return manifest
 
 
 def executed(path: Path, device: int | None = None) -> Iterator[tuple[HloModule, int]]:
