@@ -25,7 +25,7 @@ def parser(description: str, *, output: str, steps: int, platforms: Iterable[str
     parser = ArgumentParser(description=description)
     parser.add_argument("--output", metavar="DIR", required=True, help=f"folder of {output}")
     parser.add_argument("--steps", type=int, default=steps, help="recorded steps, after the warm-up")
-    parser.add_argument("--platform", choices=(first, *more), default=first, help="what to compute on; cpu simulates")
+    parser.add_argument("--platform", choices=(first, *more), default=first, help="what to compute on")
     parser.add_argument("--force", action="store_true", help="replace what was recorded there")
     return parser
 
