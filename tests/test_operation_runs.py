@@ -16,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
+from sources import ROOT
 
 import traceflow as tf
 from traceflow.analyzers.operation_table import OperationStragglers, operation_stragglers
@@ -23,11 +24,13 @@ from traceflow.cli import main
 from traceflow.errors import TraceflowError
 from traceflow.report.workers import heat_map
 from traceflow.schemas import schema
-from traceflow.trace.operations import OperationTable, is_operation_table, read_operations
+from traceflow.trace.operation_types import BACKWARD, COMMUNICATION, FORWARD
+from traceflow.trace.operations import _NAMES, OperationTable, is_operation_table, read_operations
 
 Capture = pytest.CaptureFixture[str]
 Row = dict[str, Any]
 
+BLOCKS = ("csv", "console", "python")
 TRACE_ST, TIMELINE_ST = "cluster/trace-ST.parquet", "cluster/timeline-ST.json.gz"
 MS = 1_000_000
 COLUMNS = ("rank", "step", "type", "start_ns", "duration_ns", "dp_rank", "stage", "chunk", "micro_batch", "sequence")
@@ -393,3 +396,28 @@ def test_a_lag_that_the_schedule_does_not_explain_is_measured_and_not_replayed(t
     ]
     found = operation_stragglers(read_operations(written(late, tmp_path / "t.csv")))
     assert (found.measured_ns, found.replayed_ns) == (39 * MS, 32 * MS)
+
+
+def test_the_documented_example_runs_and_says_what_is_documented(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    page = (ROOT / "docs" / "operation-tables.md").read_text(encoding="utf-8")
+    table, commands, program = (re.findall(rf"```{kind}\n(.*?)```", page, re.DOTALL)[0] for kind in BLOCKS)
+    (tmp_path / "job.csv").write_text(table, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    for line in commands.splitlines():
+        words = line.removeprefix("$ ").partition("#")[0].split()
+        assert main([*words[1:], "-q"]) == 0, line
+    assert re.search(r"rank 3 +compute +forward-compute", capsys.readouterr().out)
+    assert (tmp_path / "traceflow-report-job.html").exists()
+    names: dict[str, Any] = {}
+    exec(program, names)  # noqa: S102  # what a reader would copy
+    stated = dict(re.findall(r"found\.(\S+)  # ([\d.]+)\n", program))
+    assert f"{names['found'].slowdown_ratio:.2f}" == stated["slowdown_ratio"]
+    assert str(names["found"].ranking[0].rank) == stated["ranking[0].rank"]
+
+
+def test_every_accepted_column_and_type_is_documented() -> None:
+    page = (ROOT / "docs" / "operation-tables.md").read_text(encoding="utf-8")
+    columns = [name for names in _NAMES.values() for name in names]
+    assert [name for name in (*columns, *COMMUNICATION, FORWARD, BACKWARD) if f"`{name}`" not in page] == []
