@@ -34,6 +34,8 @@ class Line:
     text: str
     operation_name: str = ""
     source: str = ""
+    flops: int | None = None  # the cost that the compiler states
+    bytes_accessed: int | None = None
 
 
 def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModule:
@@ -55,14 +57,22 @@ def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModu
         (('all-reduce', 'parameter'), {0: ((0, 1),)})
     """
     parsed: dict[str, Instruction] = {}
+    costs: dict[str, Line] = {}
     for line in lines:
         instruction = parse_instruction(line.text)
         if instruction:
             told = replace(instruction, operation_name=line.operation_name, source=line.source)
             parsed.setdefault(instruction.name, told)
+            costs.setdefault(instruction.name, line)
     mentioned = {operand: shape for i in parsed.values() for shape, operand in i.operands if operand not in parsed}
     silent = [Instruction(operand, _opcode_of(operand), shape) for operand, shape in mentioned.items()]
-    return _module([*parsed.values(), *silent], name, program_id)
+    return replace(
+        _module([*parsed.values(), *silent], name, program_id),
+        stated_flops={row: cost.flops for row, cost in enumerate(costs.values()) if cost.flops is not None},
+        stated_bytes={
+            row: cost.bytes_accessed for row, cost in enumerate(costs.values()) if cost.bytes_accessed is not None
+        },
+    )
 
 
 def _module(instructions: list[Instruction], name: str, program_id: int) -> HloModule:

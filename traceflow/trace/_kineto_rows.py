@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from traceflow.program.operators import COUNTED
 from traceflow.trace import _kineto_scan as k
 from traceflow.trace import _text_columns as t
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from traceflow.trace.model import Bool, Int8, Int32, Int64
 
 _PIECE = 1 << 20  # bytes read at a time; what is in work then stays in the caches
-_TEXTS_PER_EVENT = 9  # name, process, thread, and six of a collective
+_TEXTS_PER_EVENT = 12  # name, process, thread, six of a collective, and three of an operator
 _BATCH = 8192  # events noted at a time
 _PACKED = 1024  # bytes of a gzip file inflated at a time: of a damaged one, the piece with the damage is lost
 
@@ -61,6 +62,16 @@ class Collectives:
 
 
 @dataclass(frozen=True, slots=True)
+class Arguments:
+    """One row per operator that tells what it costs: shapes, types and values of its arguments, as JSON."""
+
+    row: Int64  # in `Rows.spans`
+    shapes: Int32
+    types: Int32
+    values: Int32
+
+
+@dataclass(frozen=True, slots=True)
 class FlowEnds:
     """One row per start or end of a flow from a forward to a backward operator."""
 
@@ -95,7 +106,7 @@ class Allocations:
     device: Int64
 
 
-Table = TypeVar("Table", Spans, Collectives, FlowEnds, SyncRecords, Allocations)
+Table = TypeVar("Table", Spans, Collectives, Arguments, FlowEnds, SyncRecords, Allocations)
 Number = TypeVar("Number", bound=np.integer)
 
 
@@ -105,6 +116,7 @@ class Rows:
 
     spans: Spans
     collectives: Collectives
+    arguments: Arguments
     flows: FlowEnds
     syncs: SyncRecords
     allocations: Allocations
@@ -188,10 +200,12 @@ class _Collector:
         self._members: dict[str, Json] = {}
         self._spans: list[Spans] = []
         self._collectives: list[Collectives] = []
+        self._arguments: list[Arguments] = []
         self._flows: list[FlowEnds] = []
         self._syncs: list[SyncRecords] = []
         self._allocations: list[Allocations] = []
         self._unfinished: list[Int64] = []
+        self._counted: dict[int, bool] = {}
         self._row_count = self._without_duration = 0
 
     def feed(self, buffer: NDArray[np.uint8], *, final: bool) -> int:
@@ -216,6 +230,7 @@ class _Collector:
         return Rows(
             _stacked(self._spans),
             _stacked(self._collectives),
+            _stacked(self._arguments),
             _stacked(self._flows),
             _stacked(self._syncs),
             _stacked(self._allocations),
@@ -264,6 +279,7 @@ class _Collector:
             )
         )
         self._take_collectives(events)
+        self._take_arguments(category, events)
         start, stop = self._places[events, k.FINISHED].T
         self._unfinished.append(self._row_count + np.flatnonzero(stop - start == len("false")))  # "true" is shorter
         self._row_count += len(events)
@@ -291,6 +307,23 @@ class _Collector:
                 destination=numbers(events, k.DESTINATION),
             )
         )
+
+    def _take_arguments(self, category: Int8, events: Int64) -> None:
+        described = (category == k.OPERATOR) & (self._places[events, k.SHAPES, 1] > 0)
+        told = np.flatnonzero(described)[self._is_counted(self._spans[-1].name[described])]
+        if self._arguments and not len(told):
+            return
+        texts = (self._codes(events[told], field) for field in (k.SHAPES, k.TYPES, k.VALUES))
+        self._arguments.append(Arguments(self._row_count + told, *texts))
+
+    def _is_counted(self, names: Int32) -> Bool:
+        """Whether operators of these names tell by their arguments what they cost."""
+        distinct, which = np.unique(names, return_inverse=True)
+        for code in distinct.tolist():
+            if code not in self._counted:
+                self._counted[code] = self._texts.text(code) in COUNTED
+        counted: Bool = np.array([self._counted[code] for code in distinct.tolist()], bool)[which]
+        return counted
 
     def _take_syncs(self, events: Int64) -> None:
         if self._syncs and not len(events):
@@ -347,6 +380,11 @@ class _Texts:
         held = self._filled, self._table, self._slots, self._arena
         found: Int32 = t.codes(places, events, field, rather, wanted, *held)
         return found
+
+    def text(self, code: int) -> str:
+        """One text by its number."""
+        at, length = self._table[code, [t.AT, t.LENGTH]].tolist()
+        return _decoded(self._arena[at : at + length].tobytes()) if code >= 0 else ""
 
     def decoded(self) -> tuple[str, ...]:
         """The texts by number, and an empty one."""

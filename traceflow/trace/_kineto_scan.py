@@ -32,7 +32,8 @@ Int8 = NDArray[np.int8]
 (CORRELATION, EXTERNAL, STREAM, DEVICE, COLLECTIVE, DTYPE, NELEMS, IN_SPLITS, OUT_SPLITS) = range(10, 19)
 (GROUP_NAME, GROUP_RANKS, GROUP_SIZE, SEQUENCE, ROOT, SOURCE, DESTINATION) = range(19, 26)
 (SYNC, AWAITED_STREAM, RECORD_CORRELATION, FINISHED) = range(26, 30)
-(BYTES, ALLOCATED, RESERVED, DEVICE_KIND, DEVICE_NUMBER, FIELDS) = range(30, 36)
+(BYTES, ALLOCATED, RESERVED, DEVICE_KIND, DEVICE_NUMBER) = range(30, 35)
+(SHAPES, TYPES, VALUES, FIELDS) = range(35, 39)
 
 # What becomes of an event: up to UNKNOWN a span of time, then records of their own kind, then nothing.
 (OPERATOR, ANNOTATION, PYTHON, RUNTIME, KERNEL, MEMORY, QUEUE, UNKNOWN, SYNC_RECORD, DATA_FLOW) = range(40, 50)
@@ -51,6 +52,8 @@ _WORDS = {
     **_words("Process Group Name|Process Group Ranks|Group size|Seq|Rank|Src Rank|Dst Rank", GROUP_NAME),
     **_words("cuda_sync_kind|wait_on_stream|wait_on_cuda_event_record_corr_id|finished", SYNC),
     **_words("Bytes|Total Allocated|Total Reserved|Device Type|Device Id", BYTES),
+    **_words("Input Dims|Input type|Concrete Inputs", SHAPES),
+    "Input dims": SHAPES,
     "external id": EXTERNAL,
     "Process Group ID": GROUP_NAME,
     # Capitalised: as exporters wrote them before 2022.

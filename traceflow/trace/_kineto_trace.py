@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from traceflow.trace.model import (
     MemoryEvents,
     MemorySource,
     MemoryUse,
+    Operands,
     Rank,
     Syncs,
     Trace,
@@ -101,7 +103,8 @@ def trace_of(rows: Rows, rank: Rank, communication: tuple[str, ...] = ()) -> Tra
     first_ns = int(starts.min()) if len(starts) else 0
     talks = np.flatnonzero(kind[kept] == Kind.COMMUNICATION)
     told = describe(rows, kept[talks], lane, rank.rank, communication)
-    strings, name = _strings(rows, kept, told)
+    spelled = _spelled(rows)
+    strings, name = _strings(rows, kept, told, spelled)
     on_device = (spans.category[kept] >= k.RUNTIME) & (spans.correlation[kept] > 0)
     trace = Trace(
         events=Events(
@@ -127,6 +130,7 @@ def trace_of(rows: Rows, rank: Rank, communication: tuple[str, ...] = ()) -> Tra
         tally=_tally(rows, kind),
         metadata=_metadata(rows.members),
         memory=_memory(rows, rank.rank, first_ns),
+        operands=_operands(rows, kept, strings, spelled),
     )
     return _with_flows(canonical(trace), rows, flow_lane, lanes, first_ns)
 
@@ -258,13 +262,41 @@ def _epoch_ns(members: Mapping[str, Json], first_ns: int) -> int | None:
     return base + first_ns if isinstance(base, int) and base > 0 else None
 
 
-def _strings(rows: Rows, kept: Int64, told: Described) -> tuple[tuple[str, ...], Int32]:
+def _strings(rows: Rows, kept: Int64, told: Described, spelled: Mapping[int, str]) -> tuple[tuple[str, ...], Int32]:
     """All strings of the trace in their order, and the code of each event's name."""
     number, distinct = _numbered(rows.spans.name[kept])
     names = [rows.texts[code] for code in distinct]
     others = (text for text in (*told.operation, *told.in_splits, *told.out_splits) if text is not None)
-    strings = tuple(sorted({*names, *others}))
+    strings = tuple(sorted({*names, *others, *spelled.values()}))
     return strings, _codes(strings, names)[number] if len(kept) else np.empty(0, np.int32)
+
+
+def _spelled(rows: Rows) -> dict[int, str]:
+    """The texts of arguments by their codes, spelled alike whatever white space a file has."""
+    found = rows.arguments
+    codes = np.unique(np.concatenate((found.shapes, found.types, found.values))).tolist()
+    return {code: _compact(rows.texts[code]) for code in codes if code >= 0}
+
+
+def _compact(text: str) -> str:
+    try:
+        return json.dumps(json.loads(text))
+    except ValueError:
+        return text
+
+
+def _operands(rows: Rows, kept: Int64, strings: tuple[str, ...], spelled: Mapping[int, str]) -> Operands:
+    """The arguments of operators that were kept."""
+    found, place = rows.arguments, np.full(len(rows.spans.name), ABSENT, np.int32)
+    place[kept] = np.arange(len(kept))
+    told = np.flatnonzero(place[found.row] >= 0)
+    code = {text: number for number, text in enumerate(strings)}
+    number = {key: code[text] for key, text in spelled.items()}
+    columns = (
+        np.array([number.get(key, ABSENT) for key in column[told].tolist()], np.int32)
+        for column in (found.shapes, found.types, found.values)
+    )
+    return Operands(place[found.row[told]], *columns)
 
 
 def _codes(strings: tuple[str, ...], texts: list[str] | list[str | None]) -> Int32:
@@ -367,6 +399,8 @@ def _metadata(members: Mapping[str, Json]) -> Mapping[str, str]:
         **{key: value for key, value in members.items() if key not in _NOT_METADATA},
         **({key: distributed.get(key) for key in ("backend", "nccl_version")} if isinstance(distributed, dict) else {}),
         "device": device.get("name") if isinstance(device, dict) else None,
+        "device_units": device.get("numSms") if isinstance(device, dict) else None,
+        "device_memory": device.get("totalGlobalMem") if isinstance(device, dict) else None,
     }
     return {key: str(value) for key, value in sorted(said.items()) if isinstance(value, str | int | float)}
 

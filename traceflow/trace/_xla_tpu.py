@@ -126,5 +126,9 @@ def _collect(line: Line, hlo: Hlo, texts: dict[int, dict[str, HloLine]]) -> None
         if name not in known and (text := line.stats[hlo.row[at]].get("long_name")):
             stats = line.stats[hlo.row[at]]
             known[name] = HloLine(
-                str(text), str(stats.get("tf_op", "")).rpartition(":")[0], str(stats.get("source", ""))
+                str(text),
+                str(stats.get("tf_op", "")).rpartition(":")[0],
+                str(stats.get("source", "")),
+                flops=number(stats, "model_flops" if "model_flops" in stats else "flops"),
+                bytes_accessed=number(stats, "bytes_accessed"),
             )

@@ -21,13 +21,14 @@ from traceflow.trace.model import (
     Launches,
     Marks,
     MemoryEvents,
+    Operands,
     Rank,
     Rows,
     Syncs,
     Trace,
 )
 
-Table = TypeVar("Table", Events, Communications, Flows, HloEvents, Launches, Marks, MemoryEvents, Syncs)
+Table = TypeVar("Table", Events, Communications, Flows, HloEvents, Launches, Marks, MemoryEvents, Syncs, Operands)
 
 
 def canonical(trace: Trace) -> Trace:
@@ -60,6 +61,7 @@ def canonical(trace: Trace) -> Trace:
         launches=_point_at(trace.launches, row, ("event",)),
         marks=_point_at(trace.marks, row, ()),
         memory=_in_order(trace.memory),
+        operands=_point_at(trace.operands, row, ("event",)),
         tally=trace.tally + tally,
     )
     return _from_earliest(remapped)
@@ -112,7 +114,7 @@ def _with_clocks(ranks: list[Rank], *, comparable: bool) -> tuple[Rank, ...]:
     )
 
 
-_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks", "memory")
+_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks", "memory", "operands")
 
 
 def take(table: Table, rows: Int64 | Bool) -> Table:
@@ -243,7 +245,7 @@ def _renumbered(trace: Trace, shift: int, code: Int32, event: int, lane: int, gr
     def coded(column: Int32) -> Int32:
         return np.where(column < 0, column, code[column]).astype(np.int32)
 
-    e, c = trace.events, trace.communications
+    e, c, o = trace.events, trace.communications, trace.operands
     return replace(
         trace,
         events=replace(
@@ -262,4 +264,5 @@ def _renumbered(trace: Trace, shift: int, code: Int32, event: int, lane: int, gr
         launches=replace(trace.launches, event=trace.launches.event + np.int32(event)),
         marks=replace(trace.marks, start_ns=trace.marks.start_ns + shift, end_ns=trace.marks.end_ns + shift),
         memory=replace(trace.memory, time_ns=trace.memory.time_ns + shift),
+        operands=Operands(o.event + np.int32(event), coded(o.shapes), coded(o.types), coded(o.values)),
     )

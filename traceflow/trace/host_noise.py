@@ -38,6 +38,7 @@ def without_host_noise(trace: Trace) -> Trace:
     row[left] = np.arange(len(left))
     reasons = {"on a thread that only waits": int(idle.sum()), "the profiler's own": int((profiler & ~idle).sum())}
     flows = Flows(row[trace.flows.source], row[trace.flows.target])
+    operands = replace(trace.operands, event=row[trace.operands.event])
     return canonical(
         replace(
             trace,
@@ -46,6 +47,7 @@ def without_host_noise(trace: Trace) -> Trace:
             communications=replace(trace.communications, event=row[trace.communications.event]),
             hlo=replace(trace.hlo, event=row[trace.hlo.event]),
             launches=replace(trace.launches, event=row[trace.launches.event]),
+            operands=take(operands, operands.event >= 0),
             tally=trace.tally
             + Tally(kept=len(left) - len(row), dropped={reason: count for reason, count in reasons.items() if count}),
         )

@@ -156,6 +156,16 @@ class Launches:
     event: Int32
 
 
+@dataclass(frozen=True, slots=True)
+class Operands:
+    """One row per operator whose arguments were recorded and tell what it costs; texts are JSON, as codes in strings."""
+
+    event: Int32
+    shapes: Int32  # as "[[8, 4], [4, 2]]"
+    types: Int32  # as "[\"float\", \"float\"]"
+    values: Int32  # of the arguments that are no tensors; ABSENT where they were not recorded
+
+
 class MemorySource(IntEnum):
     """Who tells of memory; what two of them tell of one device is the same memory, and is never added up."""
 
@@ -236,9 +246,10 @@ class Trace:
     clock_error_ns: int = 0  # how far two moments of ranks on one aligned clock may be apart in truth
     metadata: Mapping[str, str] = field(default_factory=dict)
     memory: MemoryEvents = field(default_factory=lambda: empty(MemoryEvents))
+    operands: Operands = field(default_factory=lambda: empty(Operands))
 
 
-_Side = TypeVar("_Side", Events, Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents)
+_Side = TypeVar("_Side", Events, Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents, Operands)
 
 
 def empty(table: type[_Side]) -> _Side:

@@ -45,8 +45,8 @@ _REPLACEMENT = b"\xef\xbf\xbd"
 # The statistics that are read; decoding only these spares most of the work.
 _WANTED = frozenset(
     {
-        "_c", "_ct", "_p", "_pt", "correlation_id", "device_ordinal", "global_device_id", "hlo_module", "hlo_op",
-        "long_name", "program_id", "run_id", "source", "step_num", "tf_op",
+        "_c", "_ct", "_p", "_pt", "bytes_accessed", "correlation_id", "device_ordinal", "flops", "global_device_id",
+        "hlo_module", "hlo_op", "long_name", "model_flops", "program_id", "run_id", "source", "step_num", "tf_op",
     }
 )  # fmt: skip
 
@@ -97,10 +97,27 @@ def _about(space: Any, path: Path, rank: int) -> About:
     epoch_ns = number(said.get(_ENVIRONMENT, {}), "profile_start_time")
     host = space.hostnames[0] if space.hostnames else path.name.partition(".")[0]
     metadata = {name: str(value) for name, value in said.get(_PROGRAMS, {}).items()}
+    metadata |= _hardware(said)
     if remarks := [*space.errors, *space.warnings]:
         metadata["profiler"] = "; ".join(remarks)
     cut = Note("TF302", "the trace does not say when it began, so it may have been cut short", ("/epoch",))
     return About(Rank(rank, host, None, path.name), epoch_ns, "xspace", metadata, () if epoch_ns else (cut,))
+
+
+# What a device says of itself, by what a trace calls it.
+_HARDWARE = {
+    "device": "device_type_string",
+    "device_vendor": "device_vendor",
+    "device_units": "core_count",
+    "device_memory": "memory_size",
+}
+
+
+def _hardware(said: Mapping[str, Mapping[str, object]]) -> dict[str, str]:
+    """What the first device that says something of itself says."""
+    devices = (stats for name, stats in sorted(said.items()) if name.startswith("/device:"))
+    told = ({key: str(stats[name]) for key, name in _HARDWARE.items() if name in stats} for stats in devices)
+    return next(filter(None, told), {})
 
 
 def _programs(space: Any) -> Programs:
