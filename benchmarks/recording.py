@@ -1,6 +1,6 @@
 """What recording costs: CPU time of a step outside the recorded window, and inside it over the profiler alone.
 
-Outside, one `with recorder.step(): pass` after the window has ended. Inside, under one profiler, a train step is taken
+Outside, one `with recorder.step(): pass` after the window has ended; switched off, the same with `TRACEFLOW=0`. Inside, under one profiler, a train step is taken
 in turn as `recorder.step()` and as users of the profiler would: annotated with its number, and awaited. CPU time is
 that of all threads of the process. Computation keeps to one thread, because threads that wait for each other burn a
 time that nobody can repeat. Differences and shares are medians over pairs of neighbours, with bootstrap intervals of
@@ -20,11 +20,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
 
 import traceflow as tf
+from traceflow.recording import Recorder
 
 CALLS, REPEATS, PAIRS = 20_000, 7, 600
 ONE_THREAD = {"XLA_FLAGS": "--xla_cpu_multi_thread_eigen=false", "JAX_PLATFORMS": "cpu", "OMP_NUM_THREADS": "1"}
@@ -38,8 +40,9 @@ def main(frameworks: list[Framework]) -> None:
         for framework in frameworks:
             measure(framework)
         return
-    print("| | outside: ns per step | profiler alone: us per step | inside: us more per step | inside: share more |")
-    print("|---|---|---|---|---|", flush=True)
+    print("| | switched off: ns per step | outside: ns per step | profiler alone: us per step ", end="")
+    print("| inside: us more per step | inside: share more |")
+    print("|---|---|---|---|---|---|", flush=True)
     for framework in WORKLOADS:
         if find_spec(framework) is not None:
             subprocess.run([sys.executable, __file__, framework], check=True, env={**os.environ, **ONE_THREAD})
@@ -49,9 +52,11 @@ def measure(framework: Framework) -> None:
     """Print the row of one framework."""
     with TemporaryDirectory() as folder:
         outside_ns = min(outside(framework, Path(folder, str(i))) for i in range(REPEATS))
+        off_ns = min(switched_off(framework, Path(folder, "off")) for _ in range(REPEATS))
         ours_ns, alone_ns = inside(framework, Path(folder, "inside"))
     more, share = told((ours_ns - alone_ns) / 1_000), told(100 * (ours_ns / alone_ns - 1), " %")
-    print(f"| {framework} | {outside_ns:,.0f} | {np.median(alone_ns) / 1_000:,.0f} | {more} | {share} |", flush=True)
+    alone = f"{np.median(alone_ns) / 1_000:,.0f}"
+    print(f"| {framework} | {off_ns:,.0f} | {outside_ns:,.0f} | {alone} | {more} | {share} |", flush=True)
 
 
 def outside(framework: Framework, path: Path) -> float:
@@ -60,11 +65,22 @@ def outside(framework: Framework, path: Path) -> float:
         for _ in range(2):
             with recorder.step():
                 pass
-        start_ns = time.process_time_ns()
-        for _ in range(CALLS):
-            with recorder.step():
-                pass
-        return (time.process_time_ns() - start_ns) / CALLS
+        return of_one(recorder)
+
+
+def switched_off(framework: Framework, path: Path) -> float:
+    """The same where nothing is ever recorded."""
+    with patch.dict(os.environ, {"TRACEFLOW": "0"}), tf.record(path, framework=framework) as recorder:
+        return of_one(recorder)
+
+
+def of_one(recorder: Recorder) -> float:
+    """CPU time of one step of many, in ns."""
+    start_ns = time.process_time_ns()
+    for _ in range(CALLS):
+        with recorder.step():
+            pass
+    return (time.process_time_ns() - start_ns) / CALLS
 
 
 def inside(framework: Framework, path: Path) -> NDArray[np.float64]:

@@ -355,6 +355,7 @@ def test_a_profile_of_the_program_itself_is_left_alone(folder: Path) -> None:
 
 RECORDS_JAX = """
     import sys, jax, traceflow as tf
+    jax.numpy.ones(3)  # a window begins
     double = tf.instrument(jax.jit(lambda x: 2 * x))
     for number in range(int(sys.argv[1])):
         with jax.profiler.StepTraceAnnotation("train", step_num=number):

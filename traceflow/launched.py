@@ -90,15 +90,15 @@ class _Quiet(Recording):
     def __init__(
         self, settings: Settings, name: str, collector: Collector, options: Options, *, first: int = 0
     ) -> None:
-        self._folder_here = _own_folder(settings)
-        super().__init__(self._folder_here / name, options, collector, force=False, first=first)
-        self._began = False
+        self._home = _own_folder(settings)
+        super().__init__(self._home / name, options, collector, force=False, first=first)
+        self.began = False  # whether there was a step
         self._pid, self._thread = os.getpid(), 0
 
     @property
     def over(self) -> bool:
         """Whether it has recorded all that it will."""
-        return self._began and not self.is_open
+        return self.began and not self.is_open
 
     @property
     def here(self) -> bool:
@@ -110,15 +110,15 @@ class _Quiet(Recording):
         return False
 
     def step(self) -> Step:
-        if not self._began:
-            self._began, self._thread = True, threading.get_ident()
+        if not self.began:
+            self.began, self._thread = True, threading.get_ident()
             with self.survive("the recording could not begin"):
                 self.begin()
         return super().step()
 
     def end(self, problem: str | None = None) -> None:
         """End early: with the program, which may have ended with an error of its own, or for another reason."""
-        if self._pid != os.getpid() or not self._began or self.over:
+        if self._pid != os.getpid() or not self.began or self.over:
             return
         if problem is not None:
             self.spoil(problem)
@@ -131,8 +131,8 @@ class _Quiet(Recording):
             return
         self.end(_OWN_RECORDING)
         with self.survive("the program's own recording could not be told"):
-            self._folder_here.mkdir(parents=True, exist_ok=True)
-            (self._folder_here / OWN).write_text(str(path), encoding="utf-8")
+            self._home.mkdir(parents=True, exist_ok=True)
+            (self._home / OWN).write_text(str(path), encoding="utf-8")
 
     def tell(self) -> None:
         """Stay silent: the error stream is the program's."""
@@ -260,7 +260,7 @@ class _JaxSteps:
 
     def give_way(self, path: Path) -> None:
         """Leave the profiler to a recording of the program itself; one that is over stays."""
-        over = self.window.over or self._recording.over
+        over = self._recording.over if self._recording.began else self.window.over  # which ends for annotated steps
         self.window.end(_OWN_RECORDING)
         if not over:
             self._recording.give_way(path)
