@@ -13,16 +13,20 @@ from traceflow.analyzers.stages import stage_of_events
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, Float64, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
-from traceflow.trace.model import ABSENT, Int32, Int64, Rows, Trace
+from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
+_WORKS = (SliceKind.HOST, SliceKind.COMPUTE, SliceKind.COPY, SliceKind.TRANSFER)
+_LAUNCH, _GAP = -1, -2  # beside kinds of slices
 _CAUSES = {
     SliceKind.HOST: "host",
     SliceKind.COMPUTE: "compute",
     SliceKind.COPY: "copy",
     SliceKind.TRANSFER: "transfer",
+    _LAUNCH: "launch",
+    _GAP: "host",
 }
 _WORTH_A_FINDING = 0.01
 
@@ -88,9 +92,12 @@ def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) ->
     """Rank the causes of lateness by what they cost.
 
     cost = measured length of the window - its replayed length with the cause at the median of its peers (at the
-    fastest where there are two ranks in all). A cause is all work of one name on one participant; its peers are
+    fastest where there are two ranks in all). A cause is all work of one name on one participant, or its launches, or
+    what its threads did before it that left no event; its peers are
     the same name on the other ranks, compared occurrence by occurrence where the counts agree, elsewhere in sum,
-    which is saved in the stages in which there is more of it than on the peers. A rank that only waited costs nothing.
+    which is saved in the stages in which there is more of it than on the peers. Work of the host that no other rank
+    does has peers, too, where it is done in a stage that others have: they do nothing of it. A rank that only waited
+    costs nothing.
 
     Args:
         trace: The evidence, all ranks on one clock.
@@ -127,10 +134,10 @@ def _skipped(trace: Trace) -> tuple[Skipped, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Everything that can be late: slices by their work, launches by their lag. One row each."""
+    """Everything that can be late: slices by their work, launches and gaps on threads by their lag. One row each."""
 
-    place: Int64  # slice, or vertex of the launch's lag
-    launch: Rows
+    place: Int64  # slice, or vertex of the lag
+    is_lag: Bool
     duration_ns: Int64
     rank: Rows
     device: Rows
@@ -145,15 +152,15 @@ def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Stra
     on_path = _on_path(graph, work)
     key = np.column_stack((work.cause, work.name))
     code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
-    clock = {rank.rank: rank.clock for rank in trace.ranks}
+    clock, names = {rank.rank: rank.clock for rank in trace.ranks}, _host_names(trace)
     late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path)}
     for which, rank in sorted(late):
         same = np.flatnonzero(code == which)
         mine = same[work.rank[same] == rank]
-        others = [
-            other for other in np.unique(work.rank[same]).tolist() if other != rank and clock[other] == clock[rank]
-        ]
-        peers = [same[work.rank[same] == other] for other in others]
+        comparable = [other for other in names if other != rank and clock[other] == clock[rank]]
+        peers = [same[work.rank[same] == other] for other in comparable if (work.rank[same] == other).any()]
+        if not peers and work.cause[mine[0]] == SliceKind.HOST:
+            mine, peers = _done_here_alone(work, mine, [names[other] for other in comparable])
         if not peers:
             continue
         target = _as_peers(work, mine, peers)
@@ -161,25 +168,46 @@ def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Stra
             yield _cost(trace, graph, work, mine, target, len(peers))
 
 
+def _host_names(trace: Trace) -> dict[int, Rows]:
+    """Codes of the names of each rank's host events."""
+    e = trace.events
+    rank, on_host = trace.lanes.rank[e.lane], trace.lanes.device[e.lane] == ABSENT
+    return {one.rank: np.unique(e.name[on_host & (rank == one.rank)]) for one in trace.ranks}
+
+
+def _done_here_alone(work: _Work, mine: Int64, names: list[Rows]) -> tuple[Int64, list[Int64]]:
+    """Of work that no other rank does, what is in a stage that others have, too, and as many peers without any of it."""
+    have = np.array([np.isin(work.stage[mine], there) for there in names] or [np.zeros(len(mine), bool)])
+    return mine[have.any(axis=0)], [mine[:0]] * int(have.any(axis=1).sum())
+
+
 def _work(trace: Trace, graph: DependencyGraph, stage: Int32) -> _Work:
-    """Slices that work and lags of launches, by participant, name and stage."""
+    """Slices that work, lags of launches, and gaps on threads, by participant, name and stage."""
     slices = graph.slices
-    rows = np.flatnonzero((slices.event != NO_EVENT) & np.isin(slices.kind, list(_CAUSES)) & (graph.work_ns > 0))
-    launches = np.isin(graph.kind[graph.binding], (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH))
-    vertices = np.flatnonzero((graph.binding >= 0) & launches & (graph.lag_ns > 0))
+    rows = np.flatnonzero((slices.event != NO_EVENT) & np.isin(slices.kind, _WORKS) & (graph.work_ns > 0))
+    lag = _lags(trace, graph)
+    vertices = np.flatnonzero(lag)
     of_slice = np.concatenate((rows, vertices >> 1))
-    is_launch = np.concatenate((np.zeros(len(rows), bool), np.ones(len(vertices), bool)))
-    lane = slices.lane[of_slice]
+    lane, event = slices.lane[of_slice], slices.event[of_slice]
     return _Work(
         np.concatenate((rows, vertices)),
-        is_launch,
+        np.concatenate((np.zeros(len(rows), bool), np.ones(len(vertices), bool))),
         np.concatenate((graph.work_ns[rows], graph.lag_ns[vertices])),
         trace.lanes.rank[lane],
         trace.lanes.device[lane],
-        trace.events.name[slices.event[of_slice]],
-        stage[slices.event[of_slice]],
-        np.where(is_launch, -1, slices.kind[of_slice]),
+        trace.events.name[event],
+        stage[event],
+        np.concatenate((slices.kind[rows], lag[vertices])),
     )
+
+
+def _lags(trace: Trace, graph: DependencyGraph) -> Int64:
+    """Which vertices came late after a launch, or after a gap on their own thread; 0 for the others."""
+    by = np.where(graph.binding >= 0, graph.kind[graph.binding], EdgeKind.SELF)
+    on_thread = np.append(trace.lanes.kind == LaneKind.THREAD, False)[np.repeat(graph.slices.lane, 2)]
+    lag = np.where(np.isin(by, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, 0)
+    lag[on_thread & (by == EdgeKind.PROGRAM_ORDER)] = _GAP
+    return np.where(graph.lag_ns > 0, lag, 0)
 
 
 def _on_path(graph: DependencyGraph, work: _Work) -> Rows:
@@ -189,7 +217,7 @@ def _on_path(graph: DependencyGraph, work: _Work) -> Rows:
     lags = np.zeros(graph.vertices, bool)
     lags[vertex] = True
     return np.where(
-        work.launch, lags[np.where(work.launch, work.place, 0)], slices[np.where(work.launch, 0, work.place)]
+        work.is_lag, lags[np.where(work.is_lag, work.place, 0)], slices[np.where(work.is_lag, 0, work.place)]
     )
 
 
@@ -222,18 +250,19 @@ def _by_stage(work: _Work, rows: Int64, stages: Rows) -> Float64:
 
 def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target: Int64, peers: int) -> Straggler:
     work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
-    (lag_ns if work.launch[mine[0]] else work_ns)[work.place[mine]] = target
+    (lag_ns if work.is_lag[mine[0]] else work_ns)[work.place[mine]] = target
     end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
     longest = _longest(work, mine, target)
-    row = int(work.place[longest]) >> int(work.launch[longest])
-    device, stage = int(work.device[longest]), int(work.stage[longest])
+    row = int(work.place[longest]) >> int(work.is_lag[longest])
+    device, stage, cause = int(work.device[longest]), int(work.stage[longest]), int(work.cause[longest])
+    name = trace.strings[work.name[longest]]
     return Straggler(
         int(work.rank[longest]),
         None if device == ABSENT else device,
         graph.end_ns - end_ns,
-        "launch" if work.launch[longest] else _CAUSES[SliceKind(int(work.cause[longest]))],
+        _CAUSES[cause],
         trace.lanes.name[graph.slices.lane[row]],
-        trace.strings[work.name[longest]],
+        f"gap before {name}" if cause == _GAP else name,
         None if stage == ABSENT else trace.strings[stage],
         int(work.duration_ns[mine].sum()),
         int(target.sum()),

@@ -62,6 +62,18 @@ def test_longer_work_is_found_in_its_stage() -> None:
     assert (only.rank, only.name, only.stage, only.cost_ns) == (1, "aten::mm", "forward", 5 * MS)
 
 
+def test_work_that_only_one_rank_does_is_late_where_others_have_its_stage() -> None:
+    late = [EVEN[0], ("backward", "aten::sort", [3, 4]), *EVEN[1:]]
+    first = ranked(EVEN, late, EVEN).ranking[0]
+    assert (first.rank, first.name, first.stage) == (1, "aten::sort", "backward")
+    assert (first.cost_ns, first.duration_ns, first.peer_ns, first.peers) == (7 * MS, 7 * MS, 0, 2)
+
+
+def test_nothing_is_known_of_a_stage_that_only_one_rank_has() -> None:
+    late = [*EVEN, ("checkpoint", "aten::sort", [3])]
+    assert ranked(EVEN, late, EVEN).ranking == ()
+
+
 def test_stages_may_have_different_names_on_each_rank() -> None:
     works = [[(f"{stage} of rank {rank}", name, times) for stage, name, times in EVEN] for rank in range(3)]
     works[1] += [("more of rank 1", "aten::mm", [7])]
@@ -89,6 +101,17 @@ def test_device_work_belongs_to_the_stage_that_launched_it() -> None:
     first = of(builder).ranking[0]
     assert (first.rank, first.name, first.stage, first.place) == (1, "gemm", "forward", "gemm in forward")
     assert first.cost_ns == 20 * MS
+
+
+def test_a_gap_on_a_thread_is_named_by_what_follows() -> None:
+    builder = Builder()
+    lanes = [builder.lane(rank, "main") for rank in range(3)]
+    for rank, pause in enumerate((1, 1, 21)):
+        builder.event(lanes[rank], 0, MS, "load", Kind.HOST)
+        builder.event(lanes[rank], (1 + pause) * MS, (4 + pause) * MS, "forward", Kind.HOST)
+    builder.collective(lanes, [5 * MS, 5 * MS, 25 * MS], 26 * MS, "gloo:all_reduce")
+    (only,) = of(builder).ranking
+    assert (only.rank, only.cause, only.name, only.cost_ns) == (2, "host", "gap before forward", 20 * MS)
 
 
 def test_a_finding_names_the_stage() -> None:
