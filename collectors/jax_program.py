@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from traceflow.collectors.collector import FAILURES, reason
 from traceflow.program.executable import executable_proto
 
 FOLDER = "program"
@@ -28,7 +29,6 @@ _COST_NOTE = "estimates of the compiler; the body of a loop counts once"
 _MEMORY_NOTE = "figures of the compiler, per device; on CPU its peak omits temporaries"
 _COSTS = {"flops": "flops", "accessed_bytes": "bytes accessed", "transcendentals": "transcendentals"}
 _MEMORY = ("argument", "output", "alias", "temp", "generated_code")
-_FAILURES = (AssertionError, AttributeError, NotImplementedError, OSError, RuntimeError, TypeError, ValueError)
 
 Json: TypeAlias = dict[str, Any]
 
@@ -78,8 +78,8 @@ def write_programs(folder: Path, calls: Iterable[Call]) -> None:
         said: Json = {"schema_version": SCHEMA_VERSION, "name": call.name, "problem": None}
         try:
             said |= _written(call, place)
-        except _FAILURES as error:
-            said["problem"] = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
+        except FAILURES as error:
+            said["problem"] = reason(error)
         _beside(place, ".json").write_text(json.dumps(said, indent=2) + "\n", encoding="utf-8")
 
 
@@ -100,7 +100,7 @@ def _written(call: Call, place: Path) -> Json:
     _beside(place, ".stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
     compiled = lowered.compile()
     _beside(place, ".hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
-    with suppress(*_FAILURES):  # a backend that keeps it to itself has told all but the buffers in the text
+    with suppress(*FAILURES):  # a backend that keeps it to itself has told all but the buffers in the text
         _beside(place, ".hlo.pb").write_bytes(executable_proto(compiled))
     return {
         "inputs": _inputs(call, traced, lowered, compiled),

@@ -373,7 +373,8 @@ class Recording(Recorder):
                 self._collector.close()
         self._asked, self._calls = {}, []
         self._clear_scratch()
-        self._write_attached()
+        with self.survive("what was attached could not be written"):
+            self._write_attached()
         if not self._steps:
             self.spoil(f"no step was recorded after {min(self._next_step, self._options.lead)} of warm-up")
         self._complete()
