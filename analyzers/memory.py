@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
@@ -11,6 +12,7 @@ import numpy as np
 from traceflow.analyzers.allocator import AllocatorUse, allocators
 from traceflow.analyzers.memory_traffic import Traffic, traffic
 from traceflow.analyzers.program_memory import Moment, Peak, ProgramMemory, program_memory, why_no_peak
+from traceflow.errors import TraceflowError
 from traceflow.program.module import Programs
 from traceflow.program.stated import Stated
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -19,7 +21,7 @@ from traceflow.trace.model import ABSENT, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORTH_DONATING = 0.01
+_WORTH_DONATING, _WORTH_DONATING_BYTES = 0.01, 1 << 20
 _SIZES = (
     "persistent_bytes",
     "packed_bytes",
@@ -96,7 +98,12 @@ def memory(
 
     Returns:
         Programs with the largest peak first, allocators by rank and device, and traffic.
+
+    Raises:
+        TraceflowError: TF112 for a pattern that is no regular expression.
     """
+    for pattern in (*without, *donate):
+        _check(pattern)
     executed = {int(key) for key in np.unique(trace.hlo.program)}
     rows = [
         program_memory(
@@ -118,6 +125,14 @@ def memory(
         findings=tuple(_findings(shown)),
         skipped=(*_skipped(rows, shown, programs), *allocator_skipped, *traffic_skipped),
     )
+
+
+def _check(pattern: str) -> None:
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        why = f"it is no regular expression: {error}"
+        raise TraceflowError("TF112", f"cannot look for {pattern}", why, "correct the pattern") from error
 
 
 def _placed(trace: Trace, row: ProgramMemory) -> ProgramMemory:
@@ -154,7 +169,8 @@ def _findings(rows: Sequence[ProgramMemory]) -> Iterator[Finding]:
             continue
         if row.compiler_peak_bytes is not None and row.compiler_peak_bytes < row.live_peak_bytes:
             yield _understated(row, row.compiler_peak_bytes, row.live_peak_bytes)
-        if sum(size for _, size in row.donatable) >= _WORTH_DONATING * row.live_peak_bytes > 0:
+        saved = sum(size for _, size in row.donatable)
+        if saved >= max(_WORTH_DONATING * row.live_peak_bytes, _WORTH_DONATING_BYTES):
             yield _undonated(row)
 
 
@@ -179,7 +195,7 @@ def _undonated(row: ProgramMemory) -> Finding:
     return Finding(
         code="TF212",
         severity=Severity.INFO,
-        title=f"{row.module} keeps {len(row.donatable)} arguments beside results of their size, {total:,} B",
+        title=f"{row.module} keeps {total:,} B of arguments beside results of their size",
         provenance=Provenance.MODELLED,
         suggestion="donate what is not needed after the call, with jax.jit(..., donate_argnums=...)",
         evidence={
@@ -210,6 +226,7 @@ def _skipped(rows: Sequence[ProgramMemory], shown: Sequence[ProgramMemory], prog
     if len(shown) != 1 or shown[0].live_peak_bytes is None:
         several = len(shown) > 1 and all(row.live_peak_bytes is not None for row in shown)
         reason = "which arguments are results of other programs is not told" if several else "a live peak is not known"
+        reason = reason if shown else "the capture holds no compiled program"
         yield Skipped("/result/co_resident_peak_bytes", reason)
         if not several:
             yield Skipped("/result/co_resident_at_least_bytes", reason)

@@ -81,6 +81,8 @@ def results(run: Run) -> Iterator[Result]:
     yield run.clocks()
     yield run.stragglers()
     yield run.savings()
+    yield run.memory()
+    yield run.padding()
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
 
 
@@ -96,8 +98,8 @@ def test_a_schema_is_one_and_refers_to_nothing_outside(kind: str) -> None:
 def test_every_schema_file_is_published_under_its_kind() -> None:
     files = {path.stem for path in (ROOT / "traceflow" / "schemas").glob("*.json")}
     assert files == {*KINDS, "envelope", "definitions"}
-    with pytest.raises(ValueError, match="no schema of 'memory'"):
-        schema("memory")
+    with pytest.raises(ValueError, match="no schema of 'weather'"):
+        schema("weather")
 
 
 @pytest.mark.parametrize("run", [on_two_devices(), on_the_host()], ids=["devices", "host"])

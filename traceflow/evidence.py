@@ -18,6 +18,7 @@ from traceflow.errors import TraceflowError
 from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
 from traceflow.program.hlo_module_text import looks_like_hlo_text
 from traceflow.program.module import HloModule, Programs
+from traceflow.program.stated import Stated, read_stated
 from traceflow.result import Note, Tally
 from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
@@ -45,6 +46,7 @@ class Evidence:
     trace: Trace
     programs: Programs
     operations: OperationTable | None = None
+    stated: tuple[Stated, ...] = ()
 
 
 class _Format(Enum):
@@ -96,10 +98,16 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
-        return _with_programs(whole, programs, notes)
+        return replace(_with_programs(whole, programs, notes), stated=_stated(files))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _stated(files: Iterable[Path]) -> tuple[Stated, ...]:
+    """What JAX says of the functions in a capture."""
+    folders = sorted({file.parent for file in files if file.parent.name == "program"})
+    return tuple(one for folder in folders for one in read_stated(folder))
 
 
 def _read_all(

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.memory import Memory
     from traceflow.analyzers.operation_table import OperationStragglers
+    from traceflow.analyzers.padding import Padding
     from traceflow.analyzers.savings import Savings
     from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
@@ -106,13 +108,13 @@ class Run:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
         from traceflow.analyzers.summary import summary
 
-        return summary(self.trace, self.dependencies)
+        return summary(self.trace, self.dependencies, self.programs)
 
     def critical_path(self, *, step: int | None = None, slack: bool = False) -> CriticalPath:
         """The critical path; see :func:`traceflow.analyzers.critical_path.critical_path`."""
         from traceflow.analyzers.critical_path import critical_path
 
-        return critical_path(self.trace, self.dependencies, step=step, slack=slack)
+        return critical_path(self.trace, self.dependencies, step=step, slack=slack, programs=self.programs)
 
     def communication(self, *, step: int | None = None) -> Communication:
         """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
@@ -134,12 +136,24 @@ class Run:
 
         return stragglers(self.trace, self.dependencies, step=step)
 
+    def memory(self, *, without: Sequence[str] = (), donate: Sequence[str] = ()) -> Memory:
+        """What is in memory at the peak, and when; see :func:`traceflow.analyzers.memory.memory`."""
+        from traceflow.analyzers.memory import memory
+
+        return memory(self.trace, self.programs, stated=self.evidence.stated, without=without, donate=donate)
+
+    def padding(self) -> Padding:
+        """What is stored beyond the values themselves; see :func:`traceflow.analyzers.padding.padding`."""
+        from traceflow.analyzers.padding import padding
+
+        return padding(self.trace, self.programs, stated=self.evidence.stated)
+
     def what_if(self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None) -> WhatIf:
         """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""
         from traceflow.analyzers.what_if import what_if
 
         chosen = None if ranks is None else frozenset(ranks)
-        return what_if(self.trace, self.dependencies, changes, ranks=chosen, step=step)
+        return what_if(self.trace, self.dependencies, changes, ranks=chosen, step=step, programs=self.programs)
 
     def savings(self, *, step: int | None = None, top: int = 3) -> Savings:
         """What would shorten a window most; see :func:`traceflow.analyzers.savings.savings`."""

@@ -50,9 +50,37 @@ def savings(options: AnswerOptions, source: Source, step: Step = None, top: Top 
     answer(options, source, lambda run: run.savings(step=step, top=top), request={"step": step}, top=top)
 
 
+def memory(
+    options: AnswerOptions,
+    source: Source,
+    without: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="What the peak would be without these buffers.")
+    ] = None,
+    donate: Annotated[
+        list[str] | None, typer.Option(metavar="PATTERN", help="What it would be with these arguments donated.")
+    ] = None,
+    top: Top = 12,
+) -> None:
+    """What is in memory at the peak and why, what allocators handed out, and what was moved."""
+    answer(
+        options,
+        source,
+        lambda run: run.memory(without=without or (), donate=donate or ()),
+        request={"without": [*(without or ())], "donate": [*(donate or ())]},
+        top=top,
+    )
+
+
+def padding(options: AnswerOptions, source: Source, top: Top = 12) -> None:
+    """What layouts and shards take beyond the values themselves."""
+    answer(options, source, lambda run: run.padding(), top=top)
+
+
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))
 show.command()(verb(clocks))
 show.command()(verb(stragglers))
 show.command()(verb(savings))
+show.command()(verb(memory))
+show.command()(verb(padding))

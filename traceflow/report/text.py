@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.padding import Padding
 from rich.text import Text
 
+from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.names import printable
 from traceflow.report.savings import savings_parts
 from traceflow.report.slowdown import slowdown_parts
@@ -462,6 +463,16 @@ def _devices(devices: Iterable[Row]) -> str:
     return "; ".join(f"rank {rank}: {_numbers([d['device'] for d in of])}" for rank, of in by_rank) or "none"
 
 
+def _memory(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Memory", document)
+    yield from memory_parts(document["result"], top)
+
+
+def _padding(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Padding", document)
+    yield from padding_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -470,4 +481,6 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "clocks": _clocks,
     "stragglers": _stragglers,
     "savings": _savings,
+    "memory": _memory,
+    "padding": _padding,
 }
