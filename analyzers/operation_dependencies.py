@@ -7,10 +7,13 @@ import numpy as np
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.matching import Matches, Unmatched
 from traceflow.analyzers.operation_graph import OperationGraph, operation_graph
+from traceflow.result import Note
 from traceflow.trace.model import ABSENT, Rows
 from traceflow.trace.operation_trace import communicates, in_order
 from traceflow.trace.operation_types import RECEIVES, SENDS
 from traceflow.trace.operations import OperationTable
+
+_FEWEST, _AT_ONCE_NS, _SELDOM_SHARE = 8, 1_000, 0.05
 
 
 def operation_dependencies(table: OperationTable) -> Dependencies:
@@ -25,7 +28,19 @@ def operation_dependencies(table: OperationTable) -> Dependencies:
     found = operation_graph(table)
     order = in_order(table)
     matches = _matches(found, order[communicates(table)[order] > 0])
-    return Dependencies(found.graph, matches, np.full(len(table), ABSENT, np.int32), found.notes)
+    notes = (*found.notes, *_without_waits(found))
+    return Dependencies(found.graph, matches, np.full(len(table), ABSENT, np.int32), notes)
+
+
+def _without_waits(found: OperationGraph) -> tuple[Note, ...]:
+    """A remark where the two ends of transfers hardly ever arrive apart, as no pipeline does."""
+    rows = np.flatnonzero((found.meeting >= 0) & found.table.of((*SENDS, *RECEIVES)))
+    rows = rows[np.argsort(found.meeting[rows], kind="stable")]
+    apart_ns = np.abs(np.diff(found.table.start_ns[rows].reshape(-1, 2))).ravel()
+    if len(apart_ns) < _FEWEST or np.mean(apart_ns > _AT_ONCE_NS) > _SELDOM_SHARE:
+        return ()
+    text = "the two ends of a transfer begin at one moment: the table does not tell who waited for whom"
+    return (Note("TF315", text, ("/result",)),)
 
 
 def _matches(found: OperationGraph, rows: Rows) -> Matches:
@@ -33,7 +48,7 @@ def _matches(found: OperationGraph, rows: Rows) -> Matches:
     table, met = found.table, found.meeting >= 0
     last_ns = np.full(int(found.meeting.max(initial=-1)) + 2, np.iinfo(np.int64).min)
     np.maximum.at(last_ns, found.meeting[met], table.start_ns[met])
-    passed = np.isin(table.type, [code for code, name in enumerate(table.types) if name in SENDS or name in RECEIVES])
+    passed = table.of((*SENDS, *RECEIVES))
     without = np.where(
         passed, Unmatched.NO_PARTNER, np.where(found.alone, Unmatched.ABSENT_PARTICIPANTS, Unmatched.NO_GROUP)
     )

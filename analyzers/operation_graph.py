@@ -123,16 +123,12 @@ class _Place:
 
     def of(self, names: Collection[str]) -> Bool:
         """Which operations are of these types."""
-        return _of(self.table, names)
-
-
-def _of(table: OperationTable, names: Collection[str]) -> Bool:
-    return np.isin(table.type, [code for code, name in enumerate(table.types) if name in names])
+        return self.table.of(names)
 
 
 def _placed(table: OperationTable) -> _Place:
     """Places in the schedule; a table without stages has one, and each of its ranks is a data parallel rank."""
-    if (_of(table, (*SENDS, *RECEIVES)) & (table.stage < 0)).any():
+    if (table.of((*SENDS, *RECEIVES)) & (table.stage < 0)).any():
         why = "it has transfers between stages and does not tell the stage of every rank"
         raise TraceflowError("TF107", "cannot follow the schedule of the table", why, "add the column stage")
     worker = np.unique(np.column_stack((table.step, table.rank)), axis=0, return_inverse=True)[1].ravel()

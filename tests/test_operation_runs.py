@@ -187,6 +187,22 @@ def test_every_question_can_be_asked(corpus: Callable[[str], Path], capsys: Capt
     assert len(communication["point_to_point"]) == 2 * 2 * 3 * 4  # directions, copies, boundaries, micro-batches
 
 
+def test_transfers_without_their_waits_are_remarked_where_waits_are_asked_for(
+    corpus: Callable[[str], Path], capsys: Capture
+) -> None:
+    codes = {}
+    for name in (TRACE_ST, TIMELINE_ST):
+        for verb in ("critical-path", "stragglers"):
+            found = document(capsys, "show", verb, str(corpus(name)), "--step", "525")
+            codes[name, verb] = {note["code"] for note in found["data_quality"]["notes"]} - {"TF312"}
+    assert codes == {
+        (TRACE_ST, "critical-path"): set(),
+        (TRACE_ST, "stragglers"): set(),
+        (TIMELINE_ST, "critical-path"): {"TF315"},
+        (TIMELINE_ST, "stragglers"): set(),
+    }
+
+
 def test_a_what_if_by_type_and_rank_is_what_the_schedule_gives(tmp_path: Path) -> None:
     run = tf.open(written(two_stages(slow=5 * MS), tmp_path / "job.csv"))
     assert run.critical_path().makespan_ns == 42 * MS
@@ -379,6 +395,20 @@ def test_the_report_maps_every_worker(corpus: Callable[[str], Path], tmp_path: P
     assert len(set(slower)) == 1  # both workers of the last stage, in one column
     assert all(f"<caption>{title}</caption>" in text for title in ("To blame", "By stage", "By worker"))
     assert all(f"<summary>{title}</summary>" in text for title in ("By type", "By step"))
+
+
+def test_a_map_of_many_workers_is_drawn_without_figures(tmp_path: Path) -> None:
+    path, page = tmp_path / "job.csv", tmp_path / "job.html"
+    rows = [
+        f"{20 * stage + copy},0,work,0,{1 + (stage == copy == 7)},{copy},{stage}"
+        for stage in range(25)
+        for copy in range(20)
+    ]
+    path.write_text("\n".join(["rank,step,type,start,duration,dp_rank,stage", *rows]) + "\n")
+    text = tf.open(path).report(page).read_text(encoding="utf-8")
+    assert text.count('<g class="') == 500
+    assert re.findall(r'deep"><rect[^>]*><title>(rank \d+):', text) == ["rank 147"]
+    assert text.count('<text class="head"') == 13  # every other stage has room for its name
 
 
 def test_a_report_of_a_trace_has_no_workers(tmp_path: Path) -> None:

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from handmade import Builder, hostile, two_rounds
+from test_operation_runs import two_stages, written
 
+import traceflow
 from traceflow.report.html import Part, write_comparison, write_report
 
 if TYPE_CHECKING:
@@ -247,3 +249,16 @@ def test_each_of_two_runs_has_its_own_timeline(chrome: Chrome, tmp_path: Path) -
     press(chrome, "+")
     assert pixels(chrome, "#run0-tl canvas.body")["sum"] != first["sum"]
     assert pixels(chrome, "#run1-tl canvas.body")["sum"] == second["sum"]
+
+
+def test_every_worker_has_its_place_on_the_heat_map(chrome: Chrome, tmp_path: Path) -> None:
+    table = written(two_stages(slow=5_000_000), tmp_path / "job.csv")
+    chrome.get(traceflow.open(table).report(tmp_path / "report.html").as_uri())
+    assert errors(chrome) == []
+    cells = chrome.find_elements("css selector", ".heat rect")
+    places = {(cell.location["x"], cell.location["y"]) for cell in cells if cell.is_displayed()}
+    assert len(cells) == len(places) == 4
+    slow = chrome.find_elements("css selector", ".heat .slower.deep rect")
+    assert [str(cell.get_attribute("textContent"))[:6] for cell in slow] == ["rank 3"]
+    painted = {cell.value_of_css_property("fill") for cell in slow}
+    assert painted.isdisjoint(cell.value_of_css_property("fill") for cell in cells if cell not in slow)

@@ -62,7 +62,7 @@ _ALL = (
     Code(
         "TF107",
         "unknown format",
-        "The content is no trace that traceflow knows: Kineto JSON, XSpace, or trace-event JSON.",
+        "The content is no trace that traceflow knows: Kineto JSON, XSpace, trace-event JSON, or an operation table.",
         "Export the trace in one of these formats.",
     ),
     Code(
@@ -271,6 +271,80 @@ _ALL = (
         "The compiler stores values in tiles, and fills up those that a dimension does not fill.",
         "Make the dimensions that the layout puts last multiples of the tile, or let a longer one be last.",
     ),
+    Code(
+        "TF231",
+        "parameter gathered in full",
+        "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "
+        "the memory and the traffic of a parameter that is not split. Fully sharded data parallelism gathers a "
+        "parameter over exactly the axes that split it, for a batch that lies over the same axes; that is no finding.",
+        "Let what is computed with the parameter lie over its axes, or state where the result is to lie.",
+    ),
+    Code(
+        "TF232",
+        "all-reduce where a reduce-scatter would do",
+        "Every device receives all sums and keeps a slice of them: twice the bytes, and memory for the whole.",
+        "Use psum_scatter in shard_map, or a backend whose compiler fuses the pair.",
+    ),
+    Code(
+        "TF233",
+        "batch or activation on every device",
+        "An array that was to be divided lies whole along an axis, so that devices compute the same; no collective "
+        "shows it. Told where the author names the axes of the batch or of an activation, or where nothing is divided.",
+        "Place the input with a sharding, or constrain the array; a constant made inside a program has no sharding.",
+    ),
+    Code(
+        "TF234",
+        "reshard that nobody asked for",
+        "The compiler lays an array out anew because the operands of an instruction lie differently; or a change of "
+        "layout that was asked for takes several collectives.",
+        "Let the operands lie alike, or state with a constraint where the array is to change.",
+    ),
+    Code(
+        "TF235",
+        "involuntary full rematerialisation",
+        "The partitioner knows no collective that takes an array from one sharding to another: every device assembles "
+        "all of it and cuts it anew. XLA says so on standard error only.",
+        "Go there in steps: a constraint between the two that keeps one dimension as it was.",
+    ),
+    Code(
+        "TF236",
+        "shards that do not divide evenly",
+        "A dimension is no multiple of its pieces: the last device holds padding, and masks keep it out of results.",
+        "Pad to a multiple of the pieces, or split a dimension that divides.",
+    ),
+    Code(
+        "TF237",
+        "sum split on one side only",
+        "A product sums an index that one operand splits over devices while all of the other lies on every device, "
+        "which reads only its part of it.",
+        "Split the other operand alike.",
+    ),
+    Code(
+        "TF238",
+        "sum over an axis along which nothing differs",
+        "What is summed over devices is the same on all of them: the result is their number times too large, or the "
+        "traffic is for nothing.",
+        "Leave the axis out of the sum, or split the input over it.",
+    ),
+    Code(
+        "TF239",
+        "claimed replication",
+        "out_specs of shard_map say that a result is alike along an axis. That is a claim, and reduces nothing: which "
+        "device's value is taken is left open.",
+        "Reduce over the axis (psum), or name it in out_specs; leave check_vma on.",
+    ),
+    Code(
+        "TF244",
+        "all experts computed, then masked",
+        "Every expert computes every token, and a mask multiplies what was not chosen by zero.",
+        "Send tokens to their experts, or sort them by expert and multiply groups.",
+    ),
+    Code(
+        "TF245",
+        "array not as stated",
+        "An array lies otherwise than its author states beside the program.",
+        "Place it with the sharding that was meant.",
+    ),
     # TF3xx, quality of the evidence
     Code(
         "TF301",
@@ -356,6 +430,13 @@ _ALL = (
         "a program could not be read",
         "A file with a compiled program is damaged or cut short; what it would have told is missing.",
         "Copy the file again, or dump the program again and let the compiler finish.",
+    ),
+    Code(
+        "TF315",
+        "transfers recorded without their waits",
+        "Both ends of nearly every transfer begin at one moment: the table tells how long data travelled, not how long "
+        "one end waited for the other. Who was waited for is not known; the slowdown of the job does not need it.",
+        "Ask a table that keeps when each end arrived for the critical path and for waits.",
     ),
     # TF9xx, traceflow itself
     Code(

@@ -72,7 +72,7 @@ def in_order(table: OperationTable) -> Int64:
 
 def communicates(table: OperationTable) -> Int8:
     """1 for operations that communicate, 0 for the others, shape (operations,)."""
-    return np.isin(table.type, [code for code, name in enumerate(table.types) if name in COMMUNICATION]).astype(np.int8)
+    return table.of(COMMUNICATION).astype(np.int8)
 
 
 def _lane_keys(table: OperationTable) -> Int64:

@@ -10,6 +10,7 @@ Of a timeline see :mod:`traceflow.trace.operation_timeline`.
 from __future__ import annotations
 
 import zlib
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -87,6 +88,10 @@ class OperationTable:
     def end_ns(self) -> Int64:
         """When each operation was over."""
         return self.start_ns + self.duration_ns
+
+    def of(self, names: Collection[str]) -> Bool:
+        """Which operations are of these types, shape (operations,)."""
+        return np.isin(self.type, [code for code, name in enumerate(self.types) if name in names])
 
     def take(self, rows: Int64 | Bool) -> OperationTable:
         """The same table with some of its rows only.
