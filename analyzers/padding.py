@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar
 from traceflow.analyzers.live_ranges import value_name, value_shape
 from traceflow.analyzers.memory_traffic import executions, is_piece
 from traceflow.analyzers.program_memory import program_memory
-from traceflow.program.layout import arrays_of, stored
+from traceflow.program.layout import arrays_of, leaves, stored
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated, StatedArray
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -175,17 +175,13 @@ def _values(module: HloModule) -> Iterator[PaddedLayout]:
     for row, full_shape in enumerate(module.full_shape):
         if module.opcode[row] in _NO_MEMORY or module.computation[row] != module.entry:
             continue
-        for place, array in enumerate(arrays := arrays_of(full_shape)):
-            name = module.instruction_name[row] + (f"{{{place}}}" if len(arrays) > 1 else "")
-            yield PaddedLayout(
-                module.name,
-                name,
-                full_shape,
-                array.logical_bytes,
-                array.physical_bytes,
-                array.space,
-                module.source[row],
-            )
+        parts = leaves(full_shape)
+        for place, shape in enumerate(parts):
+            name = module.instruction_name[row] + (f"{{{place}}}" if len(parts) > 1 else "")
+            array = stored(shape)
+            if array is not None:
+                sizes = array.logical_bytes, array.physical_bytes, array.space
+                yield PaddedLayout(module.name, name, shape, *sizes, module.source[row])
 
 
 def _assigned(module: HloModule) -> Iterator[PaddedLayout]:

@@ -141,6 +141,18 @@ def tuple_parts(full_shape: str) -> tuple[str, ...]:
     return tuple(parts)
 
 
+def leaves(full_shape: str) -> tuple[str, ...]:
+    """The shapes of what is no tuple in a shape, in order.
+
+    Example:
+        >>> leaves("(f32[2]{0}, (s32[], token[]))")
+        ('f32[2]{0}', 's32[]', 'token[]')
+    """
+    text = without_comments(full_shape).strip()
+    parts = tuple_parts(text)
+    return tuple(leaf for part in parts for leaf in leaves(part)) if parts else (text,)
+
+
 def arrays_of(full_shape: str) -> tuple[Stored, ...]:
     """Every array of a shape, those within tuples included; what cannot be understood is left out.
 
@@ -148,8 +160,4 @@ def arrays_of(full_shape: str) -> tuple[Stored, ...]:
         >>> [array.physical_bytes for array in arrays_of("(f32[2], (s32[], token[]))")]
         [8, 4]
     """
-    text = without_comments(full_shape).strip()
-    if parts := tuple_parts(text):
-        return tuple(array for part in parts for array in arrays_of(part))
-    array = stored(text)
-    return () if array is None else (array,)
+    return tuple(array for leaf in leaves(full_shape) if (array := stored(leaf)) is not None)

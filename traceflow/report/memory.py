@@ -209,18 +209,29 @@ def _padded_programs(programs: Sequence[Row], top: int) -> Iterator[RenderableTy
 
 
 def _layouts(layout: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Values with most padding")
-    rows = [_layout_row(row) for row in layout[:top]]
-    if rest := layout[top:]:
-        extra = sum(row["physical_bytes"] - row["logical_bytes"] for row in rest)
-        rows.append((size_text(extra), "", "", f"{len(rest):,} others"))
-    yield Rows(("padding", "share", "of", "name"), rows)
+    """Shapes by their padding, since many values have the same."""
+    by_shape: dict[str, list[Row]] = {}
+    for row in layout:
+        by_shape.setdefault(row["shape"], []).append(row)
+    sums = sorted(((_extra(rows), rows) for rows in by_shape.values()), key=lambda pair: -pair[0])
+    yield _heading("Shapes with most padding")
+    cells = [
+        (
+            size_text(extra),
+            share_text(extra, sum(row["physical_bytes"] for row in rows)),
+            f"{len(rows):,}",
+            f"{rows[0]['shape']}, {rows[0]['name']}",
+        )
+        for extra, rows in sums[:top]
+    ]
+    if rest := sums[top:]:
+        count = sum(len(rows) for _, rows in rest)
+        cells.append((size_text(sum(extra for extra, _ in rest)), "", f"{count:,}", f"{len(rest):,} other shapes"))
+    yield Rows(("padding", "share", "values", "name"), cells)
 
 
-def _layout_row(row: Row) -> tuple[str, ...]:
-    extra = row["physical_bytes"] - row["logical_bytes"]
-    name = f"{row['name']}, {row['shape']}"
-    return size_text(extra), share_text(extra, row["physical_bytes"]), size_text(row["physical_bytes"]), name
+def _extra(rows: Sequence[Row]) -> int:
+    return sum(row["physical_bytes"] - row["logical_bytes"] for row in rows)
 
 
 def _shards(shards: Sequence[Row], top: int) -> Iterator[RenderableType]:
