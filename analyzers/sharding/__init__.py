@@ -1,0 +1,135 @@
+"""Intended against compiled sharding: what the author asked for, what the compiler made of it, and what that costs.
+
+The program is read at the stages of its compilation. How arrays are meant to lie is stated in it: shardings of
+arguments and results, constraints, specs of `shard_map`, types in explicit mode. From that and from how the compiler
+laid out everything else follow the collectives that are called for. Every other one is a finding, with the
+instruction, its source line, what it moves and, with a trace, what it cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from traceflow.analyzers.sharding.arrays import array_rows
+from traceflow.analyzers.sharding.expectations import expected
+from traceflow.analyzers.sharding.experts import masked_experts
+from traceflow.analyzers.sharding.found import Found
+from traceflow.analyzers.sharding.manual import needless_sums, unfounded_claims
+from traceflow.analyzers.sharding.parameters import gathered_parameters
+from traceflow.analyzers.sharding.partitioning import Partitioning
+from traceflow.analyzers.sharding.products import one_sided_products
+from traceflow.analyzers.sharding.reductions import cut_reductions
+from traceflow.analyzers.sharding.replication import redundancy, replicated_work
+from traceflow.analyzers.sharding.reshards import rematerialisations, unasked_reshards
+from traceflow.analyzers.sharding.result import ArrayRow, CollectiveRow, Sharding
+from traceflow.analyzers.sharding.shards import misplaced_arrays, uneven_shards
+from traceflow.intent.intent import Intent
+from traceflow.program.compilation import Compilation
+from traceflow.program.module import HloModule
+from traceflow.result import Finding, Json, Provenance, Skipped
+
+__all__ = ["ArrayRow", "CollectiveRow", "Sharding", "sharding"]
+
+
+def sharding(compilations: Compilation | Sequence[Compilation], intent: Intent | None = None) -> Sharding:
+    """Compare how programs are meant to be sharded with what the compiler made of them.
+
+    Args:
+        compilations: One program or several, at the stages that were kept; see
+            :func:`traceflow.collectors.jax.compile_only`.
+        intent: What no program says by itself; see :func:`traceflow.intent.intent.intent`.
+
+    Returns:
+        Arrays, collectives and findings of all programs; the redundancy is that of the largest of them.
+
+    Example:
+        >>> from traceflow.program.compilation import Compilation
+        >>> sharding(Compilation("jit_f")).findings
+        ()
+    """
+    programs = [compilations] if isinstance(compilations, Compilation) else list(compilations)
+    parts = [Partitioning(program, intent or Intent()) for program in programs]
+    told = [tuple(_found(p)) for p in parts]
+    ratios = [redundancy(p) for p in parts]
+    known = [one for one in ratios if one.ratio is not None]
+    chosen = max(known or ratios, key=lambda one: one.ratio or 0, default=None)
+    ratio = chosen.ratio if chosen else None
+    reason = chosen.reason if chosen else "there is no program"
+    return Sharding(
+        mesh=next((p.mesh for p in parts if p.mesh is not None), None),
+        arrays=tuple(row for p in parts for row in array_rows(p)),
+        collectives=tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found)),
+        redundancy_ratio=ratio,
+        redundancy_reason=reason,
+        findings=tuple(_finding(p, one) for p, found in zip(parts, told, strict=True) for one in found),
+        skipped=(Skipped("/result/redundancy_ratio", reason),) if ratio is None else (),
+    )
+
+
+def _rows(p: Partitioning, found: Sequence[Found]) -> Iterator[CollectiveRow]:
+    module = p.divided
+    wrong = {row for one in found for row in one.rows}
+    for collective in p.collectives if module is not None else ():
+        assert module is not None  # noqa: S101  # nothing is left without it
+        row = collective.row
+        yield CollectiveRow(
+            p.compilation.name,
+            module.instruction_name[row],
+            collective.operation,
+            collective.axes,
+            collective.groups,
+            collective.bytes,
+            False if row in wrong else expected(p, collective),
+            collective.written,
+            module.operation_name[row],
+            module.source[row],
+            None,
+            None,
+        )
+
+
+def _found(p: Partitioning) -> Iterator[Found]:
+    """Every mismatch once: a collective that one finding explains is not told again by the general one."""
+    first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p)]
+    known = frozenset(row for found in first for row in found.rows)
+    yield from first
+    yield from unasked_reshards(p, known)
+    yield from one_sided_products(p)
+    yield from needless_sums(p)
+    yield from unfounded_claims(p)
+    yield from uneven_shards(p)
+    yield from misplaced_arrays(p)
+    yield from replicated_work(p)
+    yield from masked_experts(p)
+
+
+def _finding(p: Partitioning, found: Found) -> Finding:
+    module, row = _shown(p, found)
+    by_row = {c.row: c for c in p.collectives}
+    sent = sum(by_row[r].bytes or 0 for r in found.rows if r in by_row) if found.bytes is None else found.bytes
+    instructions = [p.divided.instruction_name[r] for r in found.rows] if p.divided else []
+    if not instructions and module is not None and row is not None:
+        instructions = [module.instruction_name[row]]
+    evidence: dict[str, Json] = {
+        "program": p.compilation.name,
+        "instructions": [*instructions],
+        "source": found.source or (module.source[row] if module is not None and row is not None else ""),
+        "bytes": sent or None,
+        **({"spec": found.spec} if found.spec else {}),
+        **found.evidence,
+    }
+    return Finding(
+        code=found.code,
+        severity=found.severity,
+        title=found.title,
+        provenance=Provenance.COMPILER,
+        suggestion=found.suggestion,
+        evidence=evidence,
+    )
+
+
+def _shown(p: Partitioning, found: Found) -> tuple[HloModule | None, int | None]:
+    """The instruction to show for a mismatch."""
+    if found.rows:
+        return p.divided, found.rows[-1]
+    return p.compilation.propagated, found.whole_row

@@ -1,0 +1,151 @@
+"""Work that every device does alike, though a mesh was there to divide it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from typing import NamedTuple
+
+from traceflow.analyzers.sharding.found import Found
+from traceflow.analyzers.sharding.partitioning import Partitioning, shape_of
+from traceflow.intent.intent import ArrayIntent
+from traceflow.intent.mesh import Axes
+from traceflow.intent.shardy import stated
+from traceflow.intent.spec import Spec
+from traceflow.program.cost import ProgramCost
+from traceflow.program.module import HloModule
+
+_WORTH_FLOPS = 1_000_000  # a mesh need not divide less
+
+
+class Redundancy(NamedTuple):
+    """How much more the devices compute together than the program asks for."""
+
+    ratio: float | None  # FLOPs of a device times devices over those of the whole program
+    idle_axes: Axes  # of the mesh, that split no array
+    reason: str
+
+
+def redundancy(p: Partitioning) -> Redundancy:
+    """FLOPs that all devices compute together, over those of the program as it is written.
+
+    1 where the work is divided; n where n devices do the same. Masks and reductions of pieces make it differ a little.
+    """
+    idle = idle_axes(p)
+    local = _flops(p.compilation.partitioned)
+    whole = _flops(p.compilation.propagated) or _flops(p.compilation.written)
+    if p.mesh is None or local is None or not whole:
+        reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"
+        return Redundancy(None, idle, reason)
+    by_hand = p.compilation.written is not None and "xla.sdy.GlobalToLocalShape" in set(
+        p.compilation.written.custom_call_target.values()
+    )
+    if by_hand:
+        return Redundancy(None, idle, "parts of the program are written for one device, and their whole is not known")
+    why = f"{', '.join(idle)} splits no array" if idle else "all axes split arrays"
+    return Redundancy(local * len(p.mesh) / whole, idle, why)
+
+
+def _flops(module: HloModule | None) -> int | None:
+    if module is None:
+        return None
+    cost = ProgramCost(module).total()
+    return None if cost.total_flops is None else cost.total_flops + cost.transcendentals
+
+
+def idle_axes(p: Partitioning) -> Axes:
+    """The axes of the mesh that split no array, neither a stated one nor one that the compiler laid out."""
+    if p.mesh is None:
+        return ()
+    meant = {axis for array in p.intent.arrays if array.spec is not None for axis in array.spec.axes}
+    module = p.compilation.propagated
+    laid = {axis for row in (module.sharding if module else ()) if (spec := p.spec(row)) for axis in spec.axes}
+    used = {axis.partition(":")[0] for axis in meant | laid} | _by_hand(p)
+    return tuple(axis for axis, size in p.mesh.axes.items() if axis not in used and size > 1)
+
+
+def _by_hand(p: Partitioning) -> set[str]:
+    """Axes that the inputs of `shard_map` are split over."""
+    module = p.compilation.written
+    said = (
+        a.get(f"xla.sdy.{way}_shardings", "")
+        for a in (module.attributes.values() if module else ())
+        for way in ("in", "out")
+    )
+    return {axis.partition(":")[0] for text in said for one in stated(text) for axis in one.spec.axes}
+
+
+def replicated_work(p: Partitioning) -> Iterator[Found]:
+    """A batch that is to be divided and lies whole on every device, or a program that no device shares with another."""
+    yield from _batch(p)
+    mesh, work = p.mesh, _flops(p.compilation.propagated)
+    if mesh is None or len(mesh) < 2 or work is None or work < _WORTH_FLOPS:
+        return
+    if set(idle_axes(p)) == {axis for axis, size in mesh.axes.items() if size > 1} and p.intent.batch is None:
+        yield Found(
+            code="TF233",
+            title=f"all {len(mesh)} devices do all of the work: no array is split",
+            whole_row=_heaviest(p.compilation.propagated),
+            suggestion="Place the inputs with a sharding, or constrain what is made inside: a constant has none.",
+        )
+
+
+def _batch(p: Partitioning) -> Iterator[Found]:
+    """Where the author names the axes of the batch: the arguments that are no parameters, and what is made of them."""
+    batch = p.intent.batch
+    if batch is None:
+        return
+    arrays = [array for array in p.arguments.values() if array.shape and not _is_parameter(p, array)]
+    if not any(set(batch) & set((array.spec or Spec(())).axes) for array in arrays):
+        for array in _inputs(arrays):
+            better = Spec.of(batch, *[None] * (len(array.shape) - 1))
+            yield Found(
+                code="TF233",
+                title=f"every device holds all of {array.name}, though {', '.join(batch)} is to split the batch",
+                suggestion=f"Place it as {better}.",
+                source=array.source,
+                spec=str(better),
+                evidence={"array": array.name},
+            )
+        return
+    yield from _lost(p, batch)
+
+
+def _is_parameter(p: Partitioning, array: ArrayIntent) -> bool:
+    return any(fnmatch(array.name, pattern) for pattern in p.intent.params)
+
+
+def _inputs(arrays: list[ArrayIntent]) -> list[ArrayIntent]:
+    """The arguments that hold the batch: those that lie whole where others are split, else the first."""
+    whole = [array for array in arrays if not (array.spec or Spec(())).axes]
+    first = whole or arrays
+    return first[:1]
+
+
+def _lost(p: Partitioning, batch: Axes) -> Iterator[Found]:
+    """Products whose result no longer lies over the axes of the batch, though it has the batch's index."""
+    module = p.compilation.propagated
+    for row in module.dots if module is not None else ():
+        assert module is not None  # noqa: S101  # there are no rows without it
+        dot = module.dots[row]
+        left, right = (int(operand) for operand in module.operands_of(row)[:2])
+        result = p.spec(row)
+        for side, summed in ((left, dot.left_contracting), (right, dot.right_contracting)):
+            spec = p.spec(side)
+            if spec is None or result is None:
+                continue
+            split = [d for d, axes in enumerate(spec.dimensions) if set(axes) & set(batch)]
+            if split and not set(split) & set(summed) and not set(batch) & set(result.axes) and shape_of(module, row):
+                yield Found(
+                    code="TF233",
+                    title=f"{module.operation_name[row]} lies whole over {', '.join(batch)}, which splits its batch",
+                    whole_row=row,
+                    suggestion="Constrain it to keep the axes of the batch.",
+                    evidence={"array": module.operation_name[row]},
+                )
+
+
+def _heaviest(module: HloModule | None) -> int | None:
+    if module is None:
+        return None
+    return max(range(len(module)), key=lambda row: int(module.output_bytes[row]), default=None)

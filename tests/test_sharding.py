@@ -1,0 +1,109 @@
+"""Intended against compiled sharding: programs that are wrong, and twins of them that are right."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("jax")
+
+from sharding_programs import CASES, Case
+
+from traceflow.analyzers.sharding import Sharding, sharding
+from traceflow.collectors.jax import compile_only
+from traceflow.intent.intent import intent
+from traceflow.program.compilation import Compilation
+
+_COMPILED: dict[str, Compilation] = {}
+
+
+def compiled(case: Case) -> Compilation:
+    """Each program is compiled once, whatever is asked of it."""
+    if case.name not in _COMPILED:
+        function, arguments = case.build()
+        _COMPILED[case.name] = compile_only(function, *arguments)
+    return _COMPILED[case.name]
+
+
+def found(name: str) -> Sharding:
+    return sharding(compiled(CASES[name]), CASES[name].stated)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_wrong_programs_are_found_and_right_ones_are_left_alone(case: Case) -> None:
+    result = sharding(compiled(case), case.stated)
+    assert {finding.code for finding in result.findings} == case.codes
+
+
+def test_every_kind_of_mismatch_has_a_program_and_right_ones_are_as_many() -> None:
+    codes = {code for case in CASES.values() for code in case.codes}
+    assert codes == {f"TF{n}" for n in (231, 232, 233, 234, 235, 236, 237, 238, 239, 244)}
+    assert sum(not case.codes for case in CASES.values()) >= len(codes)
+
+
+@pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.codes])
+def test_a_mismatch_names_the_line_that_it_comes_from(name: str) -> None:
+    for finding in found(name).findings:
+        source = finding.evidence["source"]
+        assert isinstance(source, str)
+        assert "sharding_programs.py:" in source or finding.evidence.get("array") == "x"
+
+
+def test_a_gathered_parameter_tells_axes_bytes_and_instructions() -> None:
+    [finding] = found("weight_gathered_over_another_axis").findings
+    assert finding.evidence["array"] == "w"
+    assert finding.evidence["instructions"] == ["collective-permute", "all-gather"]
+    # A permute of a quarter of a half, [256, 512], and a gather of four of those: 1 + 3 blocks of 512 KiB leave each device.
+    assert finding.evidence["bytes"] == 4 * 256 * 512 * 4
+    assert "lies over data, the gather runs over model" in finding.title
+
+
+def test_a_rematerialisation_is_pinned_to_its_instruction_and_collectives() -> None:
+    [finding] = found("rematerialised_in_full").findings
+    assert finding.evidence["instructions"] == ["all-gather", "all-gather.1"]
+    assert finding.evidence["from"] == "{devices=[2,3]<=[6]}"
+
+
+def test_uneven_columns_tell_local_shape_and_padding() -> None:
+    [finding] = found("columns_that_do_not_divide").findings
+    assert finding.evidence["local_shape"] == [256, 251]
+    assert finding.evidence["bytes"] == 512 * 4
+
+
+def test_arrays_are_shown_as_meant_and_as_compiled() -> None:
+    rows = {row.name: row for row in found("tensor_parallel_layers").arrays}
+    w1 = rows["w1"].to_dict()
+    assert (w1["intended"], w1["compiled"], w1["local_shape"], w1["matches"]) == (
+        "P(None, 'model')",
+        "P(None, 'model')",
+        [512, 512],
+        True,
+    )
+
+
+def test_collectives_are_named_by_the_users_axes() -> None:
+    [row] = found("data_parallel_gradient").collectives
+    assert (row.operation, row.mesh_axes, row.expected, row.written) == ("all-reduce", ("data",), True, False)
+    assert row.groups == ((0, 4), (1, 5), (2, 6), (3, 7))
+    assert row.bytes == 512 * 512 * 4  # each of two sends half, twice
+
+
+def test_redundancy_of_a_right_program_has_a_reason_and_is_no_finding() -> None:
+    result = found("data_parallel_gradient")
+    assert result.redundancy_ratio == pytest.approx(4, rel=0.01)
+    assert result.redundancy_reason == "model splits no array"
+    assert result.findings == ()
+
+
+def test_what_the_author_states_of_an_argument_is_held_against_it() -> None:
+    stated = intent(params={"w*": "P('data', None)"})
+    result = sharding(compiled(CASES["tensor_parallel_layers"]), stated)
+    assert [(f.code, f.evidence["array"]) for f in result.findings] == [("TF245", "w1"), ("TF245", "w2")]
+
+
+def test_without_stages_nothing_is_guessed() -> None:
+    whole = compiled(CASES["data_parallel_gradient"])
+    result = sharding(Compilation(whole.name, compiled=whole.compiled))
+    assert result.findings == ()
+    assert result.redundancy_ratio is None
+    assert [row.expected for row in result.collectives] == [None]
+    assert result.skipped[0].what == "/result/redundancy_ratio"
