@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.join import Written, written
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
+from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Skipped
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Text, Trace
 
@@ -41,6 +44,8 @@ class Segments:
     device: Int32  # ABSENT for host work
     lane: Text
     name: Text
+    operation: Text  # what a compiled instruction does, by what it contains; None elsewhere
+    scope: Text  # named scopes and transformations that it was written in, None where unknown
     source: Text  # where the work was written, None where unknown
     edge: Text  # how the segment was reached, None for the first
     waiting_for: Text  # participant who ended the wait, as (rank, device or None); None where nobody did
@@ -65,6 +70,8 @@ class Segments:
                 "device": _device(self.device[i]),
                 "lane": self.lane[i],
                 "name": self.name[i],
+                "operation": self.operation[i],
+                "scope": self.scope[i],
                 "source": self.source[i],
                 "edge": self.edge[i],
                 "waiting_for": None if (who := self.waiting_for[i]) is None else {"rank": who[0], "device": who[1]},
@@ -142,7 +149,14 @@ class CriticalPath:
         return pd.DataFrame(self.segments.to_dicts())
 
 
-def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None, slack: bool = False) -> CriticalPath:
+def critical_path(
+    trace: Trace,
+    found: Dependencies,
+    *,
+    step: int | None = None,
+    slack: bool = False,
+    programs: Programs = MappingProxyType({}),
+) -> CriticalPath:
     """The critical path of a step, or of the whole capture.
 
     Walk back from the end of the window, from each vertex to the edge with the latest bound, crossing the lag
@@ -154,6 +168,7 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
         step: Which step; the whole capture where None.
         slack: Also compute the slack of every slice: its latest end with the window's end fixed and all lags
             kept, minus its end.
+        programs: What tells of instructions: what they do, and where they were written.
 
     Returns:
         Segments that tile the window to the nanosecond.
@@ -165,7 +180,7 @@ def critical_path(trace: Trace, found: Dependencies, *, step: int | None = None,
     slack_of = _slack(trace, graph) if slack else None
     return CriticalPath(
         window=window,
-        segments=segments_of(trace, graph),
+        segments=segments_of(trace, graph, programs),
         slack=slack_of,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
         skipped=(*_unaligned(trace), *unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
@@ -208,7 +223,7 @@ def unordered_streams(trace: Trace) -> tuple[Skipped, ...]:
     return (Skipped("/result/segments", reason),)
 
 
-def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
+def segments_of(trace: Trace, graph: DependencyGraph, programs: Programs = MappingProxyType({})) -> Segments:
     """The path of a graph as segments, those without duration left out."""
     vertex = graph.path().astype(np.int64)
     # Within the clock's resolution a vertex may come before the one that binds it; the path never goes back.
@@ -225,7 +240,8 @@ def segments_of(trace: Trace, graph: DependencyGraph) -> Segments:
     is_work = np.concatenate((np.ones(len(vertex), bool), np.zeros(len(vertex), bool)))
     order = np.lexsort((~is_work, start, at))
     order = order[length[order] > 0]
-    return _described(trace, graph, vertex[at[order]], is_work[order], start[order], length[order])
+    told = written(trace, programs, graph.slices.event[vertex[at[order]] >> 1])
+    return _described(trace, graph, vertex[at[order]], is_work[order], start[order], length[order], told)
 
 
 def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
@@ -237,7 +253,7 @@ def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
 
 
 def _described(
-    trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool, start_ns: Int64, duration_ns: Int64
+    trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool, start_ns: Int64, duration_ns: Int64, told: Written
 ) -> Segments:
     row = vertex >> 1
     event, lane = graph.slices.event[row], graph.slices.lane[row]
@@ -255,7 +271,9 @@ def _described(
         np.where(kind == _HOST, ABSENT, device).astype(np.int32),
         np.array(trace.lanes.name, object)[lane],
         np.array(trace.strings, object)[trace.events.name[event]],
-        np.full(len(row), None, object),
+        told.operation,
+        told.scope,
+        told.source,
         np.append([None], _LABELS[edge[1:]])[: len(edge)],  # nothing leads to the first
         _waiting_for(trace, graph, vertex, work),
         np.where(kind == _IDLE, _REASONS[_binding_kind(graph, vertex)], np.array(None, object)),

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.join import Join, join
 from traceflow.analyzers.window import step_ends
+from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 from traceflow.trace.model import ABSENT, Trace
 
@@ -92,13 +95,14 @@ class Summary:
     steady_state: SteadyState | None
     event_count: int
     format: str
+    join: Join | None = None  # how far events are joined to programs; None where none was executed
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = ()
 
     def to_dict(self) -> dict[str, Json]:
         """The `result` object of the JSON contract."""
-        return {
+        result: dict[str, Json] = {
             "ranks": list(self.ranks),
             "devices": [{"rank": rank, "device": device} for rank, device in self.devices],
             "steps": [step.to_dict() for step in self.steps],
@@ -106,6 +110,9 @@ class Summary:
             "event_count": self.event_count,
             "format": self.format,
         }
+        if self.join is not None:
+            result["programs"] = self.join.to_dict()
+        return result
 
     def to_pandas(self) -> pd.DataFrame:
         """One row per step and rank."""
@@ -114,7 +121,7 @@ class Summary:
         return pd.DataFrame([step.to_dict() for step in self.steps])
 
 
-def summary(trace: Trace, found: Dependencies) -> Summary:
+def summary(trace: Trace, found: Dependencies, programs: Programs = MappingProxyType({})) -> Summary:
     """Count what a capture holds and time its steps.
 
     A step's duration runs from its mark to the end of the work that it launched. returned <= ready <= fetched
@@ -124,6 +131,7 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
     Args:
         trace: The evidence.
         found: Its dependencies.
+        programs: Compiled programs, by the keys that the trace uses.
     """
     lanes = trace.lanes
     steps = _steps(trace, found)
@@ -146,6 +154,7 @@ def summary(trace: Trace, found: Dependencies) -> Summary:
         steady_state=steady,
         event_count=len(trace.events),
         format=trace.format,
+        join=join(trace, found, programs) if len(trace.hlo.event) else None,
         findings=_findings(steps),
         skipped=tuple(skipped),
         notes=found.notes,

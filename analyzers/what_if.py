@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.changes import Drop, Hypothesis, Scale, apply
@@ -11,6 +12,7 @@ from traceflow.analyzers.critical_path import Segments, segments_of, unordered_s
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, rebound
+from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 from traceflow.trace.model import Trace
 
@@ -90,6 +92,7 @@ def what_if(
     *,
     ranks: frozenset[int] | None = None,
     step: int | None = None,
+    programs: Programs = MappingProxyType({}),
 ) -> WhatIf:
     """Replay a window with changed work.
 
@@ -103,6 +106,7 @@ def what_if(
         changes: What to change, applied in order.
         ranks: Only on these ranks; on all where None.
         step: Which step; the whole capture where None.
+        programs: What tells of instructions on the new path.
 
     Raises:
         TraceflowError: TF104 without work, TF111 without such a step, TF112 for a pattern that cannot be used.
@@ -119,7 +123,7 @@ def what_if(
         high_ns=None if unknown else prediction.high_ns,
         exact=prediction.exact and not unknown,
         selected=selected,
-        segments=segments_of(trace, _as_supposed(graph, supposed)),
+        segments=segments_of(trace, _as_supposed(graph, supposed), programs),
         findings=(*_without_effect(selected), *unknown),
         skipped=_unbounded(unknown),
         notes=found.notes,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.padding import Padding
 from rich.text import Text
 
+from traceflow.report.joined import joined_to, written_at
 from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.names import printable
 from traceflow.report.savings import savings_parts
@@ -73,6 +74,8 @@ def _summary(document: Document, top: int) -> Iterator[RenderableType]:
     )
     yield Text(f"ranks    {_numbers(result['ranks'])}")
     yield Text(f"devices  {_devices(result['devices'])}")
+    if (programs := result.get("programs")) is not None:
+        yield Text(f"programs {joined_to(programs)}")
     if result["steps"]:
         yield from _steps(result["steps"], top)
     if (steady := result["steady_state"]) is not None:
@@ -145,17 +148,13 @@ def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[Renderab
     )
     whole_ns = window["end_ns"] - window["start_ns"]
     unit = unit_for([whole_ns])
-    rows = [
-        (
-            unit.text(piece["start_ns"] - window["start_ns"]),
-            unit.text(piece["duration_ns"]),
-            share_text(piece["duration_ns"], whole_ns),
-            piece["kind"],
-            _where(piece),
-            _named(piece),
-        )
-        for piece in longest
-    ]
+    rows = []
+    for piece in longest:
+        figures = unit.text(piece["start_ns"] - window["start_ns"]), unit.text(piece["duration_ns"])
+        share = share_text(piece["duration_ns"], whole_ns)
+        rows.append((*figures, share, piece["kind"], _where(piece), _named(piece)))
+        if piece["kind"] in _DEVICE_WORK | {"idle"} and (written := written_at(piece)):
+            rows.append(("",) * 5 + (f"  {written}",))
     yield _heading(f"Longest pieces of the path, in order of time ({unit.name}; where = rank:device)")
     yield Rows(("at", "took", "share", "kind", "where", "name"), rows)
     if rest := len(pieces) - len(longest):
@@ -189,6 +188,8 @@ def _named(piece: Row) -> str:
 def _described(segment: Row) -> str:
     """What a segment is called, and what its kind does not tell."""
     name = _short(segment["name"])
+    if "(" in (operation := segment.get("operation") or ""):  # what a fusion or a library call is made of
+        name = f"{name} = {operation}"
     if segment["kind"] == "transfer" and segment["waiting_for"] is not None:
         return f"{name} (last: {_where(segment['waiting_for'])})"
     return f"before {name}" if segment["kind"] == "idle" else name
