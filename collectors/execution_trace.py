@@ -6,21 +6,18 @@ Its observer makes operators several times slower, so that the step is one that 
 from __future__ import annotations
 
 from collections.abc import Generator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
-from traceflow.collectors.collector import optional
-
-WHAT = "the execution trace"
+from traceflow.collectors.collector import FAILURES
 
 
 class ExecutionTrace:
     """The observer of this process, of which PyTorch has one. It writes into `scratch` until all is observed."""
 
-    def __init__(self, scratch: Path, missing: list[str]) -> None:
+    def __init__(self, scratch: Path) -> None:
         from torch.profiler import ExecutionTraceObserver
 
-        self._missing = missing
         scratch.mkdir(exist_ok=True)
         self._draft = scratch / "execution_trace.json"
         self._observer = ExecutionTraceObserver()
@@ -29,7 +26,7 @@ class ExecutionTrace:
     @contextmanager
     def observing(self, span: AbstractContextManager[object]) -> Generator[None]:
         """Observe what is done inside of `span`."""
-        with optional(WHAT, self._missing):
+        with suppress(*FAILURES):
             self._observer.start()
         try:
             with span:
@@ -41,9 +38,11 @@ class ExecutionTrace:
         """Move what was observed to `file`.
 
         Raises:
-            OSError: when nothing was, because somebody else observes this process.
+            RuntimeError: when nothing was, such as when somebody else observes this process.
         """
         self.close()
+        if not self._draft.is_file():
+            raise RuntimeError("another observer was there before")
         self._draft.rename(file)
 
     def close(self) -> None:

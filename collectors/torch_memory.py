@@ -29,8 +29,11 @@ class History:
         self._memory._record_memory_history(stacks="python", max_entries=_ENTRIES)  # noqa: SLF001
 
     def write(self, file: Path) -> None:
-        """End the history, and write it with a snapshot of what is allocated."""
+        """Write the history with a snapshot of what is allocated."""
         self._memory._dump_snapshot(str(file))  # noqa: SLF001
+
+    def close(self) -> None:
+        """End the history."""
         self._memory._record_memory_history(enabled=None)  # noqa: SLF001
 
 

@@ -19,14 +19,14 @@ import json
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from traceflow.capture import Devices, Options
-from traceflow.collectors.collector import optional
-from traceflow.collectors.execution_trace import WHAT, ExecutionTrace
+from traceflow.collectors.collector import FAILURES, optional
+from traceflow.collectors.execution_trace import ExecutionTrace
 from traceflow.collectors.flight_recorder import Groups, flight_recording, process_groups
 from traceflow.collectors.torch_memory import History, memory_timeline
 from traceflow.result import Json
@@ -64,8 +64,8 @@ class TorchProfiler:
     def prepare(self) -> None:
         """Attach to the GPU, whose first traced work is slow and sometimes lost; observe that step where asked to."""
         if self._options.execution_trace:
-            with optional(WHAT, self.missing):
-                self._execution = ExecutionTrace(self._scratch, self.missing)
+            with suppress(*FAILURES):
+                self._execution = ExecutionTrace(self._scratch)
         if self._cuda.is_available() and not _profiling():
             self._profiler = self._prepared()
 
@@ -113,9 +113,14 @@ class TorchProfiler:
             with optional("the categories of memory", self.missing):
                 timeline = memory_timeline(self._profiler, self._device())
                 _write(self._folder / f"{rank}.memory_timeline.json", timeline)
-        if self._execution is not None:
-            with optional(WHAT, self.missing):
-                self._execution.write(self._folder / f"{rank}.execution_trace.json")
+        if self._options.execution_trace:
+            with optional("the execution trace", self.missing):
+                self._observed().write(self._folder / f"{rank}.execution_trace.json")
+
+    def _observed(self) -> ExecutionTrace:
+        if self._execution is None:
+            raise RuntimeError("no step of the warm-up could be observed")
+        return self._execution
 
     def _device(self) -> str:
         return f"cuda:{self._cuda.current_device()}" if self._cuda.is_initialized() else "cpu"
@@ -124,6 +129,8 @@ class TorchProfiler:
         """Detach from the GPU, if nothing was traced after all."""
         if self._execution is not None:
             self._execution.close()
+        if self._history is not None:
+            self._history.close()
         profiler, self._profiler = self._profiler, None
         if profiler is not None and self._place is None and not _profiling():
             profiler.start_trace()  # a prepared session ends in no other way

@@ -303,10 +303,20 @@ def test_an_execution_trace_is_missing_where_somebody_else_observes(
         own.unregister_callback()
     manifest = manifest_of(tmp_path / "a")
     assert manifest.complete
-    (missing,) = manifest.missing
-    assert missing.startswith("the execution trace: ")
+    assert manifest.missing == ("the execution trace: RuntimeError: another observer was there before",)
     (warning,) = warnings_in(caplog)
     assert warning.startswith("TF119: cannot keep the execution trace in ")
+
+
+def test_an_execution_trace_is_missing_where_the_framework_was_known_too_late(tmp_path: Path, matrix: Any) -> None:
+    pytest.importorskip("jax", reason="needs both frameworks")
+    with recording.record(tmp_path / "a", warmup=1, steps=1, execution_trace=True) as recorder:
+        for k in range(3):
+            with recorder.step() as step:
+                step.ready(matrix if k else None)
+    manifest = manifest_of(tmp_path / "a")
+    assert manifest.missing == ("the execution trace: RuntimeError: no step of the warm-up could be observed",)
+    assert [step.step for step in manifest.steps] == [2]
 
 
 def test_it_is_told_what_memory_is_used_for(tmp_path: Path, training: Callable[[int], object]) -> None:
@@ -348,6 +358,7 @@ def test_on_a_gpu_the_history_of_its_memory_is_kept(
     monkeypatch.setattr(memory, "_dump_snapshot", lambda file: Path(file).write_bytes(b"snapshot"))
     history = History()
     history.write(tmp_path / "rank00000.memory_snapshot.pickle")
+    history.close()
     assert asked == ["all", None]
     assert (tmp_path / "rank00000.memory_snapshot.pickle").read_bytes() == b"snapshot"
 
