@@ -14,6 +14,7 @@ import pytest
 from record_processes import launch
 from recorded import executed, manifest_of, operations_of
 
+import traceflow
 from traceflow import evidence
 from traceflow.collectors.workloads.collective_matmul import (
     AXIS,
@@ -160,6 +161,10 @@ def test_every_stage_is_found_by_name_on_each_of_eight_devices(tmp_path: Path, l
                 match[1] for name in names if (match := re.search(r"jit\(\w+\)/(?:shard_map/)?+([\w/]+)/\w+$", name))
             }
             assert found == STAGES[form]
+        joined = traceflow.open(tmp_path / form).summary().join
+        assert joined is not None
+        assert joined.joined_ns >= 0.98 * joined.device_ns > 0
+        assert joined.sourced_ns >= 0.95 * joined.joined_ns
 
 
 def test_the_matrices_would_show_a_mix_up() -> None:

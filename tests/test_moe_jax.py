@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from record_processes import launch
 from recorded import executed, manifest_of, operations_of
 
+import traceflow
 from traceflow import evidence
 from traceflow.collectors.workloads import moe_jax, moe_reference
 from traceflow.collectors.workloads.line_mesh import line_mesh
@@ -384,6 +385,14 @@ def test_two_processes_of_four_devices_train_together(tmp_path: Path) -> None:
     weights, x, _ = doubles(RECORDED)
     for routing in routings:
         np.testing.assert_array_equal(routing["assigned"][0], counted(chosen(RECORDED, weights, x), 8, RECORDED)[0])
+
+
+@each_variant
+def test_device_time_is_joined_to_instructions_and_lines(captures: dict[str, Path], variant: str) -> None:
+    found = traceflow.open(captures[variant]).summary().join
+    assert found is not None
+    assert found.joined_ns >= 0.98 * found.device_ns > 0
+    assert found.sourced_ns >= 0.95 * found.joined_ns
 
 
 def test_a_wrong_loss_leaves_no_capture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
