@@ -74,3 +74,82 @@ def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:
             stack[depth] = i
             depth += 1
     return found
+
+
+NEVER = np.iinfo(np.int64).max
+
+
+@njit(cache=True)
+def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
+    """Move a thread to the front of a list that is linked both ways, or add it there."""
+    if newer[who] >= 0:
+        older[newer[who]] = older[who]
+        if older[who] >= 0:
+            newer[older[who]] = newer[who]
+    older[who], newer[who] = older[head], head
+    if older[head] >= 0:
+        newer[older[head]] = who
+    older[head] = who
+
+
+@njit(cache=True)
+def fillings(
+    start: Int64,
+    end: Int64,
+    thread: Int64,
+    workers: Bool,
+    caller: Int64,
+    wait_start: Int64,
+    wait_end: Int64,
+    since: Int64,
+    until: Int64,
+) -> tuple[Int64, Int64, Int64]:
+    """Which threads' work fills an interval of another thread: the interval, and the first and last slice of the work.
+
+    It starts and ends inside, is at least half of the interval, and nothing else of the thread lies between `since`
+    and `until`. Intervals are visited in order of their ends, with the threads at hand in order of their latest work:
+    who worked last at a time before the middle fills less than half, and so does everybody after.
+
+    Args:
+        start: Of the slices, sorted by (thread, start).
+        end: Likewise.
+        thread: Likewise; threads are counted from 0.
+        workers: Threads whose work counts.
+        caller: The thread that each interval is of.
+        wait_start: Start of each interval.
+        wait_end: Its end.
+        since: Until when, before it, another thread's own work is allowed.
+        until: From when on, after it, another thread's own work is allowed.
+    """
+    busy = np.zeros(len(start) + 1, np.int64)
+    busy[1:] = np.cumsum(end - start)
+    bounds = np.searchsorted(thread, np.arange(len(workers) + 1))
+    latest = np.full(len(workers), -1, np.int64)  # slice of each thread that ended last
+    ended_ns, next_ns = np.empty(len(workers), np.int64), np.empty(len(workers), np.int64)  # when, and the next start
+    newer, older = np.full(len(workers) + 1, -1, np.int64), np.full(len(workers) + 1, -1, np.int64)
+    head = len(workers)  # stands before the thread that worked last
+    found, filled = np.empty((3, 64), np.int64), 0
+    ended, done = np.argsort(end, kind="mergesort"), 0
+    for wait in np.argsort(wait_end, kind="mergesort"):
+        while done < len(ended) and end[ended[done]] <= wait_end[wait]:
+            row = ended[done]
+            done += 1
+            who = thread[row]
+            if not workers[who]:
+                continue
+            latest[who], ended_ns[who] = row, end[row]
+            next_ns[who] = start[row + 1] if row + 1 < bounds[who + 1] else NEVER
+            _put_first(older, newer, who, head)
+        length, who = wait_end[wait] - wait_start[wait], older[head]
+        while who >= 0 and 2 * (ended_ns[who] - wait_start[wait]) >= length:
+            if next_ns[who] >= until[wait] and who != caller[wait]:
+                last, begin = latest[who], bounds[who]
+                first = begin + np.searchsorted(start[begin : last + 1], wait_start[wait])
+                fills = first <= last and 2 * (busy[last + 1] - busy[first]) >= length
+                if fills and (first == begin or end[first - 1] <= since[wait]):
+                    if filled == found.shape[1]:
+                        found = np.concatenate((found, np.empty_like(found)), axis=1)
+                    found[0, filled], found[1, filled], found[2, filled] = wait, first, last
+                    filled += 1
+            who = older[who]
+    return found[0, :filled].copy(), found[1, :filled].copy(), found[2, :filled].copy()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import permutations
 from typing import NamedTuple
 
 import numpy as np
@@ -41,20 +40,12 @@ def hand_off(trace: Trace, cut: Cut) -> tuple[Edges, Int64]:
     time.
     """
     here = _on(trace, cut, LaneKind.THREAD)
-    lane = cut.slices.lane[here]
-    threads = [here[lane == which] for which in np.unique(lane)]
-    rank = [trace.lanes.rank[cut.slices.lane[thread[0]]] for thread in threads]
+    rank = trace.lanes.rank[cut.slices.lane[here]]
     engine = np.array([text.startswith("autograd::engine::") for text in trace.strings] or [False])
     by_engine = engine[trace.events.name[cut.slices.event]]
-    found = [np.empty((5, 0), np.int64)]
-    for i, j in permutations(range(len(threads)), 2):
-        if rank[i] == rank[j]:
-            own = [_filled(cut, _gaps(cut, threads[i]), threads[j])]
-            if by_engine[threads[j]].any():
-                inside = _filled(cut, _calls(cut, threads[i]), threads[j])
-                own.append(inside[:, by_engine[inside[1] >> 1]])
-            found += [some[:, _agrees_with_data(trace, cut, threads[i], some)] for some in own]
-    start, first, last, end, spare_ns = np.concatenate(found, axis=1)
+    found = [_Filled.none(), *(_filled(cut, here[rank == which], by_engine) for which in np.unique(rank))]
+    filled = _Filled(*map(np.concatenate, zip(*found, strict=True)))
+    start, first, last, end, spare_ns = filled.of(_agrees_with_data(trace, cut, filled))
     source, target = np.concatenate((start, last)), np.concatenate((first, end))
     worst_first = np.lexsort((-np.tile(spare_ns, 2), np.tile(by_engine[first >> 1], 2)))
     likeliest = np.full(2 * len(cut.slices), -1)
@@ -77,6 +68,25 @@ class _Waits(NamedTuple):
     until_ns: Int64
 
 
+class _Filled(NamedTuple):
+    """Intervals of one thread that another one's work fills."""
+
+    start: Int64  # vertices at which the interval starts, its work starts, its work ends, and it ends
+    first: Int64
+    last: Int64
+    end: Int64
+    spare_ns: Int64  # how much of the interval is before and after the work
+
+    @classmethod
+    def none(cls) -> _Filled:
+        """No interval."""
+        return cls(*(np.empty(0, np.int64) for _ in cls._fields))
+
+    def of(self, chosen: Bool | Int64) -> _Filled:
+        """Some of them."""
+        return _Filled(*(column[chosen] for column in self))
+
+
 def _gaps(cut: Cut, thread: Int64) -> _Waits:
     """Between slices; a thread works itself until the gap before, and until the gap after."""
     left, right = cut.slices.end_ns[thread[:-1]], cut.slices.start_ns[thread[1:]]
@@ -94,35 +104,51 @@ def _calls(cut: Cut, thread: Int64) -> _Waits:
     return _Waits(2 * calls, 2 * calls + 1, start_ns, end_ns, start_ns, end_ns)
 
 
-def _filled(cut: Cut, waits: _Waits, worker: Int64) -> Int64:
-    """The intervals that a thread's work fills, one per column.
+def _filled(cut: Cut, rows: Int64, by_engine: Bool) -> _Filled:
+    """Gaps of each thread of a rank that another thread fills, and calls that one of the engine's threads fills.
 
-    Rows: the vertices at which the interval starts, its work starts, its work ends, and it ends; and how much of it
-    is before and after the work.
+    Args:
+        cut: The slices.
+        rows: Those on the rank's threads, thread by thread.
+        by_engine: Slices that are the engine's work, shape (slices,).
     """
-    start_ns, end_ns = cut.slices.start_ns[worker], cut.slices.end_ns[worker]
-    first = np.searchsorted(start_ns, waits.start_ns, side="left")
-    last = np.searchsorted(end_ns, waits.end_ns, side="right") - 1
-    busy = np.concatenate(([0], np.cumsum(end_ns - start_ns)))
-    before = np.concatenate(([np.iinfo(np.int64).min], end_ns))
-    after = np.concatenate((start_ns, [np.iinfo(np.int64).max]))
-    fills = (last >= first) & (before[first] <= waits.since_ns) & (after[last + 1] >= waits.until_ns)
-    length_ns = waits.end_ns - waits.start_ns
-    fills &= 2 * (busy[np.maximum(last + 1, first)] - busy[first]) >= length_ns
-    first, last = first[fills], last[fills]
-    spare_ns = length_ns[fills] - (end_ns[last] - start_ns[first])
-    found = waits.start[fills], 2 * worker[first], 2 * worker[last] + 1, waits.end[fills], spare_ns
-    return np.stack(found).astype(np.int64)
+    lane = cut.slices.lane[rows]
+    threads = np.split(rows, np.flatnonzero(np.diff(lane)) + 1)
+    works = np.array([bool(by_engine[thread].any()) for thread in threads])
+    in_gaps = _search(cut, threads, [_gaps(cut, thread) for thread in threads], np.ones(len(threads), bool))
+    if not works.any():
+        return in_gaps
+    in_calls = _search(cut, threads, [_calls(cut, thread) for thread in threads], works)
+    in_calls = in_calls.of(by_engine[in_calls.first >> 1])
+    return _Filled(*map(np.concatenate, zip(in_gaps, in_calls, strict=True)))
 
 
-def _agrees_with_data(trace: Trace, cut: Cut, caller: Int64, filled: Int64) -> Bool:
+def _search(cut: Cut, threads: list[Int64], each: list[_Waits], workers: Bool) -> _Filled:
+    """The intervals of every thread that the work of another, one of the workers, fills."""
+    from traceflow.analyzers.dependencies._sweep import fillings
+
+    rows = np.concatenate(threads)
+    waits = _Waits(*map(np.concatenate, zip(*each, strict=True)))
+    number = np.arange(len(threads), dtype=np.int64)
+    thread = np.repeat(number, [len(own) for own in threads])
+    caller = np.repeat(number, [len(own.start) for own in each])
+    start_ns, end_ns = cut.slices.start_ns[rows], cut.slices.end_ns[rows]
+    wait, first, last = fillings(
+        start_ns, end_ns, thread, workers, caller, waits.start_ns, waits.end_ns, waits.since_ns, waits.until_ns
+    )
+    order = np.lexsort((wait, thread[first], caller[wait]))
+    wait, first, last = wait[order], first[order], last[order]
+    spare_ns = waits.end_ns[wait] - waits.start_ns[wait] - (end_ns[last] - start_ns[first])
+    return _Filled(waits.start[wait], 2 * rows[first], 2 * rows[last] + 1, waits.end[wait], spare_ns)
+
+
+def _agrees_with_data(trace: Trace, cut: Cut, filled: _Filled) -> Bool:
     """Whether the caller is among the threads from which data flows into the work, if any does."""
-    if not filled.shape[1]:
-        return np.zeros(0, bool)
-    into = cut.start_of(trace.flows.target) >> 1
-    from_caller = trace.events.lane[trace.flows.source] == cut.slices.lane[caller[0]]
-    every, own = (_count(rows, filled[1] >> 1, filled[2] >> 1) for rows in (into, into[from_caller]))
-    agrees: Bool = (every == 0) | (own > 0)
+    into = cut.start_of(trace.flows.target).astype(np.int64) >> 1
+    origin = trace.events.lane[trace.flows.source].astype(np.int64) * len(cut.slices)
+    caller = cut.slices.lane[filled.start >> 1].astype(np.int64) * len(cut.slices)
+    first, last = filled.first >> 1, filled.last >> 1
+    agrees: Bool = (_count(into, first, last) == 0) | (_count(origin + into, caller + first, caller + last) > 0)
     return agrees
 
 
