@@ -129,9 +129,15 @@ def test_a_line_of_the_framework_is_no_line_of_the_user(tmp_path: Path) -> None:
 
 
 def test_segments_tell_where_their_work_was_written(tmp_path: Path) -> None:
-    segments = recorded(tmp_path, [("gemm", "a", 0, 50), ("memcpy", "", 50, 60), ("x", "b", 60, 80)]).critical_path().segments
+    segments = (
+        recorded(tmp_path, [("gemm", "a", 0, 50), ("memcpy", "", 50, 60), ("x", "b", 60, 80)]).critical_path().segments
+    )
     told = zip(segments.name, segments.operation, segments.scope, segments.source, strict=True)
-    assert list(told) == [("gemm", "add", "jit(f)/a", "f.py:3"), ("memcpy", None, None, None), ("x", "add", "jit(f)/b", None)]
+    assert list(told) == [
+        ("gemm", "add", "jit(f)/a", "f.py:3"),
+        ("memcpy", None, None, None),
+        ("x", "add", "jit(f)/b", None),
+    ]
 
 
 def test_kineto_has_no_programs(corpus: Callable[[str], Path]) -> None:
