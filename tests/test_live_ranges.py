@@ -102,6 +102,12 @@ def test_an_argument_that_the_simulation_reuses_counts_as_simulated() -> None:
 def test_other_memory_spaces_do_not_count() -> None:
     events = heap((0, ALLOCATE, 0), (1, FREE, 0))
     assert live_ranges(buffers(places((8, "temporary"), space=1), [8], [0], events)).live_bytes().tolist() == [0]
+    assert live_ranges(buffers(places((8, "argument"), space=1), [8], [0], heap())).live_bytes().tolist() == [0]
+
+
+def test_what_is_on_a_stack_does_not_count() -> None:
+    on_stack = replace(places((8, "constant")), thread_local=np.ones(1, np.bool_))
+    assert live_ranges(buffers(on_stack, [8], [0], heap())).live_bytes().tolist() == [0]
 
 
 def test_a_release_belongs_to_the_instruction_that_was_reached() -> None:
@@ -124,8 +130,8 @@ def programs(draw: st.DrawFn) -> Buffers:
     live: list[int] = []
     for instruction in range(draw(st.integers(1, 12))):
         value = len(sizes)
-        if first and draw(st.booleans()):
-            other = draw(st.sampled_from(first))
+        other = draw(st.sampled_from([None, *first]))
+        if other is not None:
             sizes.append(sizes[other])
             rows.append((instruction, SHARE, value, other))
         else:
