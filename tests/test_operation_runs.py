@@ -218,6 +218,32 @@ def test_waits_and_transfers_are_told_apart(tmp_path: Path) -> None:
     assert (found.unmatched, found.removable_transfer_ns) == ((), 2 * MS)
 
 
+def test_a_collective_waits_for_its_last_participant(tmp_path: Path) -> None:
+    arrivals = {0: 40, 1: 41, 2: 45, 3: 43}
+    norms = [
+        {
+            **operation(rank, "optimizer-clip-main-grad", at * MS, (47 - at) * MS, rank // 2, 0),
+            "step": 0,
+            "dp_rank": rank % 2,
+        }
+        for rank, at in arrivals.items()
+    ]
+    (found,) = tf.open(written([*two_stages(), *norms], tmp_path / "job.csv")).communication().collectives
+    assert (found.op, found.group, found.last) == ("all-reduce", "all ranks", (2, 0))
+    assert {c.participant[0]: (c.wait_ns, c.transfer_ns) for c in found.calls} == {
+        rank: ((45 - at) * MS, 2 * MS) for rank, at in arrivals.items()
+    }
+
+
+def test_the_path_of_all_steps_is_the_paths_of_each(tmp_path: Path) -> None:
+    run = tf.open(written(two_stages([5, 6, 9], apart_ns=100 * MS), tmp_path / "job.csv"))
+    of_steps = [run.critical_path(step=step) for step in (5, 6, 9)]
+    assert {path.by_kind_ns["compute"] for path in of_steps} == {30 * MS}
+    whole = run.critical_path()
+    assert whole.makespan_ns == 232 * MS
+    assert whole.by_kind_ns == {"compute": 90 * MS, "transfer": 6 * MS, "idle": 2 * 68 * MS}
+
+
 def test_python_gets_the_slowdown_too(tmp_path: Path) -> None:
     run = tf.open(written(two_stages(slow=10 * MS), tmp_path / "job.csv"))
     found = run.stragglers()
@@ -240,14 +266,14 @@ def test_one_step_is_judged_by_itself(tmp_path: Path, capsys: Capture) -> None:
 
 
 def test_content_tells_a_table_whatever_it_is_called(tmp_path: Path) -> None:
-    rows = two_stages()
+    rows = two_stages(slow=123)
     named = tmp_path / "anything.json"
     assert is_operation_table(written(rows, named))
     timeline = as_timeline(rows, tmp_path / "timeline.parquet")
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(timeline.read_bytes()))
     lengths = [tf.open(path).critical_path().makespan_ns for path in (named, timeline, packed)]
-    assert lengths == [32 * MS] * 3
+    assert lengths == [32 * MS + 2 * 123] * 3
     for content in (
         "",
         "[]",
