@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from traceflow.collectors.collector import FAILURES, reason
-from traceflow.program.executable import executable_proto
+from traceflow.program.executable import executable_proto, lowered_proto
 
 FOLDER = "program"
 SCHEMA_VERSION = 1
@@ -98,6 +98,8 @@ def _written(call: Call, place: Path) -> Json:
     traced = call.function.trace(*call.args, **call.kwargs)
     lowered = traced.lower()
     _beside(place, ".stablehlo.txt").write_text(lowered.as_text(), encoding="utf-8")
+    with suppress(*FAILURES):  # the text has it, if without its lines
+        _beside(place, ".before_optimizations.hlo.pb").write_bytes(lowered_proto(lowered))
     compiled = lowered.compile()
     _beside(place, ".hlo.txt").write_text(compiled.as_text(), encoding="utf-8")
     with suppress(*FAILURES):  # a backend that keeps it to itself has told all but the buffers in the text

@@ -107,3 +107,11 @@ def test_without_stages_nothing_is_guessed() -> None:
     assert result.redundancy_ratio is None
     assert [row.expected for row in result.collectives] == [None]
     assert result.skipped[0].what == "/result/redundancy_ratio"
+
+
+def test_of_a_gather_like_that_of_full_sharding_nothing_is_told_where_its_product_is_not_known() -> None:
+    whole = compiled(CASES["fully_sharded_layers"])
+    result = sharding(Compilation(whole.name, written=whole.written, compiled=whole.compiled))
+    assert result.findings == ()
+    assert {row.expected for row in result.collectives} == {None}
+    assert result.redundancy_ratio == pytest.approx(1, rel=0.01)

@@ -47,6 +47,7 @@ class Evidence:
     programs: Programs
     operations: OperationTable | None = None
     stated: tuple[Stated, ...] = ()
+    stages: tuple[Path, ...] = ()  # files of programs before they were compiled, read when they are asked for
 
 
 class _Format(Enum):
@@ -92,16 +93,20 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         programs, notes = programs_among(files)
         traces = _traces(given, files, needed=not programs)
         if not traces:
-            return _untraced(programs.values(), notes)
+            return replace(_untraced(programs.values(), notes), stages=_stages(files))
         _check_one_recording(traces)
         read_one = partial(_read_one, communication=patterns, beside=programs)
         memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
-        return replace(_with_programs(whole, programs, notes), stated=_stated(files))
+        return replace(_with_programs(whole, programs, notes), stated=_stated(files), stages=_stages(files))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _stages(files: Iterable[Path]) -> tuple[Path, ...]:
+    return tuple(file for file in files if is_program(file))
 
 
 def _stated(files: Iterable[Path]) -> tuple[Stated, ...]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
+    from traceflow.analyzers.budget import Budget
     from traceflow.analyzers.changes import Drop, Scale
     from traceflow.analyzers.clocks import Clocks
     from traceflow.analyzers.communication import Communication
@@ -20,11 +21,15 @@ if TYPE_CHECKING:
     from traceflow.analyzers.operation_table import OperationStragglers
     from traceflow.analyzers.padding import Padding
     from traceflow.analyzers.savings import Savings
+    from traceflow.analyzers.sharding import Sharding
     from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
     from traceflow.evidence import Evidence
     from traceflow.graph import DependencyGraph
+    from traceflow.hardware import Hardware
+    from traceflow.intent.intent import Intent
+    from traceflow.program.compilation import Compilation
     from traceflow.program.module import Programs
     from traceflow.trace.model import Trace
 
@@ -104,25 +109,41 @@ class Run:
 
         return in_window(self.trace, self.dependencies, step)[1]
 
+    def _chosen(self, step: int | None, window: str | None) -> tuple[Trace, int | None]:
+        """The trace whose steps are meant, and which of them."""
+        if window is None:
+            return self.trace, step
+        if step is not None:
+            raise TraceflowError("TF112", f"cannot choose step {step} and window {window}", "they differ", "name one")
+        from traceflow.analyzers.window import named
+
+        return named(self.trace, window)
+
     def summary(self) -> Summary:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
         from traceflow.analyzers.summary import summary
 
         return summary(self.trace, self.dependencies, self.programs)
 
-    def critical_path(self, *, step: int | None = None, slack: bool = False) -> CriticalPath:
+    def critical_path(
+        self, *, step: int | None = None, window: str | None = None, slack: bool = False
+    ) -> CriticalPath:
         """The critical path; see :func:`traceflow.analyzers.critical_path.critical_path`."""
         from traceflow.analyzers.critical_path import critical_path
 
-        return critical_path(self.trace, self.dependencies, step=step, slack=slack, programs=self.programs)
+        trace, step = self._chosen(step, window)
+        return critical_path(trace, self.dependencies, step=step, slack=slack, programs=self.programs)
 
-    def communication(self, *, step: int | None = None) -> Communication:
+    def communication(self, *, step: int | None = None, window: str | None = None) -> Communication:
         """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
         from traceflow.analyzers.communication import communication
 
-        return communication(self.trace, self.dependencies, step=step)
+        trace, step = self._chosen(step, window)
+        return communication(trace, self.dependencies, step=step)
 
-    def stragglers(self, *, step: int | None = None) -> Stragglers | OperationStragglers:
+    def stragglers(
+        self, *, step: int | None = None, window: str | None = None
+    ) -> Stragglers | OperationStragglers:
         """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`.
 
         Of an operation table, what makes the job slow; see
@@ -134,7 +155,8 @@ class Run:
             return operation_stragglers(self.evidence.operations, step=step)
         from traceflow.analyzers.stragglers import stragglers
 
-        return stragglers(self.trace, self.dependencies, step=step)
+        trace, step = self._chosen(step, window)
+        return stragglers(trace, self.dependencies, step=step)
 
     def memory(self, *, without: Sequence[str] = (), donate: Sequence[str] = ()) -> Memory:
         """What is in memory at the peak, and when; see :func:`traceflow.analyzers.memory.memory`."""
@@ -147,6 +169,36 @@ class Run:
         from traceflow.analyzers.padding import padding
 
         return padding(self.trace, self.programs, stated=self.evidence.stated)
+
+    def budget(self, *, hardware: str | Hardware | None = None, step: int | None = None) -> Budget:
+        """How far operations are from what hardware allows; see :func:`traceflow.analyzers.budget.budget`.
+
+        Args:
+            hardware: A name such as ``"h100"`` or ``"cpu"``, which measures this machine; told by the trace where None.
+            step: Which step; the whole capture where None.
+
+        Raises:
+            TraceflowError: TF120 for hardware that is not known.
+        """
+        from traceflow.analyzers.budget import budget
+        from traceflow.hardware import known
+
+        chosen = known(hardware) if isinstance(hardware, str) else hardware
+        return budget(self.trace, self.programs, self.dependencies, hardware=chosen, step=step)
+
+    @cached_property
+    def compilations(self) -> tuple[Compilation, ...]:
+        """The compiled programs with the stages of their compilation, as far as they were kept."""
+        from traceflow.program.compilation import compilations_of
+
+        return compilations_of(self.evidence.stages, self.programs)
+
+    def sharding(self, intent: Intent | None = None) -> Sharding:
+        """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`."""
+        from traceflow.analyzers.sharding import sharding
+
+        path = self.critical_path() if len(self.trace.hlo.event) else None
+        return sharding(self.compilations, intent, trace=self.trace, path=path)
 
     def what_if(self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None) -> WhatIf:
         """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from traceflow.analyzers.critical_path import CriticalPath
 from traceflow.analyzers.sharding.arrays import array_rows
+from traceflow.analyzers.sharding.executed import Measured
 from traceflow.analyzers.sharding.expectations import expected
 from traceflow.analyzers.sharding.experts import masked_experts
 from traceflow.analyzers.sharding.found import Found
@@ -27,17 +29,26 @@ from traceflow.intent.intent import Intent
 from traceflow.program.compilation import Compilation
 from traceflow.program.module import HloModule
 from traceflow.result import Finding, Json, Provenance, Skipped
+from traceflow.trace.model import Trace
 
 __all__ = ["ArrayRow", "CollectiveRow", "Sharding", "sharding"]
 
 
-def sharding(compilations: Compilation | Sequence[Compilation], intent: Intent | None = None) -> Sharding:
+def sharding(
+    compilations: Compilation | Sequence[Compilation],
+    intent: Intent | None = None,
+    *,
+    trace: Trace | None = None,
+    path: CriticalPath | None = None,
+) -> Sharding:
     """Compare how programs are meant to be sharded with what the compiler made of them.
 
     Args:
         compilations: One program or several, at the stages that were kept; see
             :func:`traceflow.collectors.jax.compile_only`.
         intent: What no program says by itself; see :func:`traceflow.intent.intent.intent`.
+        trace: Of the programs when they ran, for what a mismatch costs.
+        path: The critical path of the trace.
 
     Returns:
         Arrays, collectives and findings of all programs; the redundancy is that of the largest of them.
@@ -50,6 +61,7 @@ def sharding(compilations: Compilation | Sequence[Compilation], intent: Intent |
     programs = [compilations] if isinstance(compilations, Compilation) else list(compilations)
     parts = [Partitioning(program, intent or Intent()) for program in programs]
     told = [tuple(_found(p)) for p in parts]
+    measured = Measured(trace, path)
     ratios = [redundancy(p) for p in parts]
     known = [one for one in ratios if one.ratio is not None]
     chosen = max(known or ratios, key=lambda one: one.ratio or 0, default=None)
@@ -58,20 +70,21 @@ def sharding(compilations: Compilation | Sequence[Compilation], intent: Intent |
     return Sharding(
         mesh=next((p.mesh for p in parts if p.mesh is not None), None),
         arrays=tuple(row for p in parts for row in array_rows(p)),
-        collectives=tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found)),
+        collectives=tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found, measured)),
         redundancy_ratio=ratio,
         redundancy_reason=reason,
-        findings=tuple(_finding(p, one) for p, found in zip(parts, told, strict=True) for one in found),
+        findings=tuple(_finding(p, one, measured) for p, found in zip(parts, told, strict=True) for one in found),
         skipped=(Skipped("/result/redundancy_ratio", reason),) if ratio is None else (),
     )
 
 
-def _rows(p: Partitioning, found: Sequence[Found]) -> Iterator[CollectiveRow]:
+def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterator[CollectiveRow]:
     module = p.divided
     wrong = {row for one in found for row in one.rows}
     for collective in p.collectives if module is not None else ():
         assert module is not None  # noqa: S101  # nothing is left without it
         row = collective.row
+        executed = measured.of(p, [row])
         yield CollectiveRow(
             p.compilation.name,
             module.instruction_name[row],
@@ -83,8 +96,8 @@ def _rows(p: Partitioning, found: Sequence[Found]) -> Iterator[CollectiveRow]:
             collective.written,
             module.operation_name[row],
             module.source[row],
-            None,
-            None,
+            executed.occurrences if executed else None,
+            executed.time_ns if executed else None,
         )
 
 
@@ -103,7 +116,7 @@ def _found(p: Partitioning) -> Iterator[Found]:
     yield from masked_experts(p)
 
 
-def _finding(p: Partitioning, found: Found) -> Finding:
+def _finding(p: Partitioning, found: Found, measured: Measured) -> Finding:
     module, row = _shown(p, found)
     by_row = {c.row: c for c in p.collectives}
     sent = sum(by_row[r].bytes or 0 for r in found.rows if r in by_row) if found.bytes is None else found.bytes
@@ -118,12 +131,16 @@ def _finding(p: Partitioning, found: Found) -> Finding:
         **({"spec": found.spec} if found.spec else {}),
         **found.evidence,
     }
+    executed = measured.of(p, found.rows) if found.rows else None
+    if executed is not None:
+        evidence |= {"occurrences": executed.occurrences, "time_ns": executed.time_ns, "path_ns": executed.path_ns}
     return Finding(
         code=found.code,
         severity=found.severity,
         title=found.title,
         provenance=Provenance.COMPILER,
         suggestion=found.suggestion,
+        cost_ns=executed.path_ns if executed else None,
         evidence=evidence,
     )
 

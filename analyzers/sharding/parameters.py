@@ -36,6 +36,8 @@ def _meant(p: Partitioning, gather: Collective, spec: Spec, origin: int) -> bool
     """Whether a product implies this gather as it is."""
     if len(_chain(p, gather, origin)) > 1 or set(gather.axes or ()) != set(spec.axes):
         return False
+    if p.compilation.propagated is None:
+        return True  # how the other operand lies is not known: it may well need the axis
     implied = [one for row in p.causes(gather.row) for one in implied_by(p, row) or ()]
     return any(one.operation == "all-gather" and set(one.axes) == set(spec.axes) for one in implied)
 

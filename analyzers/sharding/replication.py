@@ -32,7 +32,7 @@ def redundancy(p: Partitioning) -> Redundancy:
     1 where the work is divided; n where n devices do the same. Masks and reductions of pieces make it differ a little.
     """
     idle = idle_axes(p)
-    local = _flops(p.compilation.partitioned)
+    local = _flops(p.divided)
     whole = _flops(p.compilation.propagated) or _flops(p.compilation.written)
     if p.mesh is None or local is None or not whole:
         reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"

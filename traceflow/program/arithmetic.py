@@ -28,8 +28,11 @@ WITHOUT_ARITHMETIC = frozenset({
 })  # fmt: skip
 """Opcodes that move, arrange or name values and compute nothing."""
 
-# Library calls that only manage memory.
-_IDLE_CALLS = frozenset({"AllocateBuffer", "MoveToDevice", "MoveToHost"})
+# Calls that only manage memory, or say how a value is sharded.
+_IDLE_CALLS = frozenset({
+    "AllocateBuffer", "MoveToDevice", "MoveToHost", "SPMDFullToShardShape", "SPMDShardToFullShape", "Sharding",
+    "xla.sdy.FuncResultSharding", "xla.sdy.GlobalToLocalShape", "xla.sdy.LocalToGlobalShape",
+})  # fmt: skip
 
 
 @cache

@@ -2,20 +2,23 @@
 
 XLA dumps a module at each stage where it is asked to (`--xla_dump_to`, `--xla_dump_hlo_pass_re=spmd|shard`), in
 files such as `module_0007.jit_step.0001.spmd-partitioner.after_shardy-xla.before_spmd-partitioning.hlo.pb`. The
-numbers of passes change from version to version; their names tell the stages apart.
+numbers of passes change from version to version; their names tell the stages apart. A capture has the first and the
+last stage of each instrumented function, as `step.before_optimizations.hlo.pb` and `step.hlo.pb`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
+from traceflow.program.dump import read_program, same_program
 from traceflow.program.hlo_proto import read_hlo_proto
-from traceflow.program.module import HloModule
+from traceflow.program.module import HloModule, Programs
 
-_MODULE = re.compile(r"(module_\d+\.[^/]*?)(?:\.\d{4}\.|\.before_|\.(?:sm_[\d.]+_)?\w*after_)")
+_MODULE = re.compile(r"([^/]+?)(?:\.\d{4}\.|\.before_|\.(?:sm_[\d.]+_)?\w*after_|\.hlo\.pb)")
 
 
 class Stage(StrEnum):
@@ -32,7 +35,7 @@ _ENDINGS = {
     Stage.WRITTEN: (r"before_shardy-xla", r"before_optimizations"),
     Stage.PROPAGATED: (r"after_shardy-xla\.before_spmd-partitioning", r"before_spmd-partitioning"),
     Stage.PARTITIONED: (r"after_spmd-partitioning[\w.-]*",),
-    Stage.COMPILED: (r"after_optimizations",),
+    Stage.COMPILED: (r"after_optimizations", r"^(?!.*\.(?:before|\w*after)_).+"),
 }
 _STAGES = [
     (stage, rank, re.compile(rf"{ending}\.hlo\.pb(\.xz|\.gz)?$"))
@@ -76,6 +79,51 @@ def staged(names: list[str]) -> dict[str, dict[Stage, str]]:
     return {module: {stage: name for stage, (_, name) in stages.items()} for module, stages in best.items()}
 
 
+def compilations_of(files: Iterable[Path], programs: Programs) -> tuple[Compilation, ...]:
+    """The programs of a run, at whatever stages are there.
+
+    Args:
+        files: Of a dump, or of a capture.
+        programs: The last stages that are known already, by key.
+
+    Returns:
+        A compilation for each program, first those with stages before the last. The last stage of each is that of
+        `programs` where it is one of them by content, so that its number is the one that a trace uses.
+
+    Raises:
+        TraceflowError: TF102 to TF105 where a stage cannot be read.
+    """
+    staged_ones = list(_read(files, programs))
+    taken = {id(one.compiled) for one in staged_ones}
+    plain = (Compilation(module.name, compiled=module) for module in programs.values() if id(module) not in taken)
+    return (*staged_ones, *plain)
+
+
+def _read(files: Iterable[Path], programs: Programs) -> Iterator[Compilation]:
+    """Compilations of which more than the last stage is there, each once, whichever process wrote it."""
+    folders: dict[Path, list[str]] = {}
+    for file in files:
+        folders.setdefault(file.parent, []).append(file.name)
+    seen: set[tuple[int, bool]] = set()
+    for folder, names in sorted(folders.items()):
+        for module, stages in staged(names).items():
+            if set(stages) - {Stage.COMPILED}:
+                one = _read_stages(re.sub(r"^module_\d+\.", "", module), folder, stages, programs)
+                key = id(one.compiled), one.propagated is not None
+                if one.compiled is None or key not in seen:
+                    seen.add(key)
+                    yield one
+
+
+def _read_stages(name: str, folder: Path, stages: Mapping[Stage, str], programs: Programs) -> Compilation:
+    modules = {stage.value: read_program(folder / file) for stage, file in stages.items()}
+    last = modules.get(Stage.COMPILED.value)
+    if last is not None:
+        equal = (module for module in programs.values() if same_program(module, last))
+        modules[Stage.COMPILED.value] = next(equal, last)
+    return _compilation(name, modules)
+
+
 def compilation(name: str, contents: Mapping[Stage, bytes], warnings: tuple[str, ...] = ()) -> Compilation:
     """Read the stages of one compilation.
 
@@ -88,4 +136,9 @@ def compilation(name: str, contents: Mapping[Stage, bytes], warnings: tuple[str,
         TraceflowError: TF103 where a stage cannot be read.
     """
     modules = {stage.value: read_hlo_proto(content) for stage, content in contents.items()}
-    return Compilation(name, **modules, warnings=warnings)
+    return _compilation(name, modules, warnings)
+
+
+def _compilation(name: str, modules: Mapping[str, HloModule], warnings: tuple[str, ...] = ()) -> Compilation:
+    written, propagated, partitioned, compiled = (modules.get(stage.value) for stage in Stage)
+    return Compilation(name, written, propagated, partitioned, compiled, warnings)

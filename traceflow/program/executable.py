@@ -30,6 +30,20 @@ def executable_proto(compiled: Any) -> bytes:
     return bytes(proto.SerializeToString())
 
 
+def lowered_proto(lowered: Any) -> bytes:
+    """The `HloProto` of a program as it was written, with the author's shardings, before any compilation.
+
+    Args:
+        lowered: What `jax.jit(f).lower(...)` returns.
+
+    Raises:
+        AttributeError, NotImplementedError: where JAX does not give it away.
+    """
+    proto = message("HloProto")()
+    proto.hlo_module.ParseFromString(lowered.compiler_ir("hlo").as_serialized_hlo_module_proto())
+    return bytes(proto.SerializeToString())
+
+
 def read_executable(compiled: Any) -> HloModule:
     """The program of an executable; see :func:`executable_proto`."""
     return read_hlo_proto(executable_proto(compiled))
