@@ -272,6 +272,18 @@ _ALL = (
         "Make the dimensions that the layout puts last multiples of the tile, or let a longer one be last.",
     ),
     Code(
+        "TF214",
+        "far from what the hardware allows",
+        "An operation takes much longer than its FLOPs, its memory traffic or what it sends need at peak rates.",
+        "Look at its shapes, its layout and what it is fused with; small work cannot fill a device.",
+    ),
+    Code(
+        "TF215",
+        "recomputation",
+        "Activations that were thrown away to save memory are computed again in the backward pass.",
+        "Keep more of them where memory allows it; what computation hides costs nothing.",
+    ),
+    Code(
         "TF231",
         "parameter gathered in full",
         "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "
@@ -437,6 +449,13 @@ _ALL = (
         "Both ends of nearly every transfer begin at one moment: the table tells how long data travelled, not how long "
         "one end waited for the other. Who was waited for is not known; the slowdown of the job does not need it.",
         "Ask a table that keeps when each end arrived for the critical path and for waits.",
+    ),
+    Code(
+        "TF316",
+        "faster than the hardware allows",
+        "Operations took less time than their work needs at the peak rates of the hardware that was assumed: it was "
+        "other hardware, caches held what they read, or they did less than their shapes say.",
+        "Name the hardware with --hardware; of small work, take no notice.",
     ),
     # TF9xx, traceflow itself
     Code(

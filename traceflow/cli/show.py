@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from traceflow.cli.answer import answer
 from traceflow.cli.options import AnswerOptions, Source, Step, Top, verb
+
+if TYPE_CHECKING:
+    from traceflow.result import Json
 
 show = typer.Typer(
     no_args_is_help=True, rich_markup_mode=None, help="Show one result: a table, or JSON with --format json."
@@ -76,6 +79,20 @@ def padding(options: AnswerOptions, source: Source, top: Top = 12) -> None:
     answer(options, source, lambda run: run.padding(), top=top)
 
 
+def budget(
+    options: AnswerOptions,
+    source: Source,
+    hardware: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What it ran on, such as h100; cpu measures this machine.")
+    ] = None,
+    step: Step = None,
+    top: Top = 12,
+) -> None:
+    """What each operation computes, moves and sends, how long that takes at least, and how long it took."""
+    request: dict[str, Json] = {"step": step, "hardware": hardware}
+    answer(options, source, lambda run: run.budget(hardware=hardware, step=step), request=request, top=top)
+
+
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))
@@ -84,3 +101,4 @@ show.command()(verb(stragglers))
 show.command()(verb(savings))
 show.command()(verb(memory))
 show.command()(verb(padding))
+show.command()(verb(budget))

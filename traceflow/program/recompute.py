@@ -30,6 +30,8 @@ _ALONE = frozenset({
     "parameter", "recv", "reduce-precision", "rng", "rng-bit-generator", "rng-get-and-update-state", "scatter", "send",
     "slice", "sort", "while",
 })  # fmt: skip
+_CALLS = frozenset({"fusion", "map", "reduce", "reduce-window", "select-and-scatter"})
+_DESCRIBED = frozenset({"convolution", "dot", "ragged-dot", "scaled-dot"})
 _BARRIER = "optimization-barrier"
 
 _Key: TypeAlias = tuple[object, ...]
@@ -116,12 +118,20 @@ class _Numbers:
     def _key(self, row: int) -> _Key:
         module, opcode = self._module, self._module.opcode[row]
         operands = tuple(self._of[one] for one in module.operands_of(row).tolist())
-        if opcode in _ALONE:
+        if opcode in _ALONE or self._hidden(row):
             return opcode, row
         if opcode == _BARRIER:
             opcode = "tuple"
         called = tuple(self._content(one) for one in module.called_by(row).tolist())
         return opcode, module.shape[row], int(module.tuple_index[row]), self._attributes.get(row), called, operands
+
+    def _hidden(self, row: int) -> bool:
+        """Whether it is not known what an instruction does, as where only its own line of text is there."""
+        opcode = self._module.opcode[row]
+        if opcode.endswith(("-start", "-done")):
+            return True
+        told = len(self._module.called_by(row)) if opcode in _CALLS else row in self._attributes
+        return opcode in _CALLS | _DESCRIBED and not told
 
     def _content(self, computation: int) -> _Key:
         """What a called computation does with its parameters."""
@@ -134,7 +144,7 @@ class _Numbers:
 
     def _inner(self, row: int, first: int) -> _Key:
         module, opcode = self._module, self._module.opcode[row]
-        if opcode in _ALONE and opcode != "parameter":
+        if (opcode in _ALONE and opcode != "parameter") or self._hidden(row):
             return opcode, row
         operands = tuple(one - first for one in module.operands_of(row).tolist())
         called = tuple(self._content(one) for one in module.called_by(row).tolist())

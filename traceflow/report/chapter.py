@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from traceflow.report.budget import budget_grid, hardware_text, total_text
 from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
 from traceflow.report.grid import Grid, Piece
@@ -22,8 +23,22 @@ from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
 
 _LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point")
+_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point", "operations")
 _RAW_BYTES = 600_000
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What operations took, beside what hardware allows."""
+
+    hardware: str
+    total: str
+    operations: Grid | None
+
+    @classmethod
+    def of(cls, result: Mapping[str, Any]) -> Budget:
+        """From the `result` of `traceflow show budget`."""
+        return cls(hardware_text(result["hardware"]), total_text(result), budget_grid(result))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +59,7 @@ class Chapter:
     path: tuple[Grid, ...]
     removable: Mapping[str, Any]
     communication: tuple[Grid, ...]
+    budget: Budget
     quality: str
     evidence: tuple[Grid, ...]
     inputs: tuple[Grid, ...]
@@ -69,9 +85,9 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     """
     summary, path = run.summary(), run.critical_path(step=step)
     communication, savings = run.communication(step=step), run.savings(step=step)
-    trace, simulated = run.trace, simulates(run.trace)
+    trace, simulated, costs = run.trace, simulates(run.trace), run.budget(step=step)
     late = (run.stragglers(step=step),) if len(trace.ranks) > 1 else ()
-    results: tuple[Result, ...] = (summary, path, communication, savings, *late)
+    results: tuple[Result, ...] = (summary, path, communication, savings, costs, *late)
     said: Mapping[str, Any] = summary.to_dict()
     talked: Mapping[str, Any] = communication.to_dict()
     graph = run.graph(step=step)
@@ -91,6 +107,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         path=tuple(path_grids(path)),
         removable=talked["removable"],
         communication=tuple(communication_grids(talked, graph.start_ns)),
+        budget=Budget.of(costs.to_dict()),
         quality=_quality(run, results),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
         inputs=tuple(input_grids(trace)),

@@ -95,6 +95,9 @@ class Subject(Protocol):
     def communication(self, *, step: int | None = None) -> Result:
         """Communication in the window."""
 
+    def budget(self, *, step: int | None = None) -> Result:
+        """How far operations are from what hardware allows."""
+
     def savings(self, *, step: int | None = None) -> Result:
         """What would shorten the window most."""
 

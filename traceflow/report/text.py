@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.padding import Padding
 from rich.text import Text
 
+from traceflow.report.budget import budget_parts
 from traceflow.report.joined import joined_to, written_at
 from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.names import printable
@@ -474,6 +475,11 @@ def _padding(document: Document, top: int) -> Iterator[RenderableType]:
     yield from padding_parts(document["result"], top)
 
 
+def _budget(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Budget", document)
+    yield from budget_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -484,4 +490,5 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "savings": _savings,
     "memory": _memory,
     "padding": _padding,
+    "budget": _budget,
 }

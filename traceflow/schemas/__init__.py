@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-KINDS = ("summary", "critical-path", "communication", "what-if", "clocks", "stragglers", "savings", "memory", "padding")
+KINDS = ("summary", "critical-path", "communication", "what-if", "clocks", "stragglers", "savings", "memory", "padding", "budget")
 """The results that have a schema."""
 
 _PARTS = ("envelope", "definitions")
