@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -204,7 +205,7 @@ def program_memory(
         live_at_peak=tuple(_live_buffer(module, buffers, ranges, row) for row in ranges.at(event).tolist()),
         live=_curve(module, ranges, live_bytes),
         what_if=_modelled(module, buffers, ranges, without, donate) if without or donate else None,
-        donatable=tuple(_donatable(module, buffers)),
+        donatable=tuple((_argument(module, buffers, row)[0], size) for row, size in _donatable(buffers)),
     )
 
 
@@ -292,31 +293,39 @@ def _modelled(
 
 
 def _donated(module: HloModule, buffers: Buffers, donate: Sequence[str]) -> tuple[tuple[str, ...], int]:
-    """The arguments that match and have a result to become, and their bytes."""
-    chosen = [one for one in _donatable(module, buffers) if any(re.search(pattern, one[0]) for pattern in donate)]
+    """The arguments that match, by either of their names, and have a result to become; and their bytes."""
+    named = [(_argument(module, buffers, row), size_bytes) for row, size_bytes in _donatable(buffers)]
+    chosen = [
+        (names[0], size_bytes)
+        for names, size_bytes in named
+        if any(re.search(pattern, name) for name in names for pattern in donate)
+    ]
     return tuple(name for name, _ in chosen), sum(size_bytes for _, size_bytes in chosen)
 
 
-def _donatable(module: HloModule, buffers: Buffers) -> list[tuple[str, int]]:
-    """Arguments that are not donated, each with a result of the same size that none becomes, the largest first."""
+def _donatable(buffers: Buffers) -> list[tuple[int, int]]:
+    """Allocations of arguments that are not donated, each with a result of its size that none becomes; and their bytes.
+
+    The largest come first.
+    """
     places = buffers.allocations
     is_argument, plain = places.parameter != ABSENT, ~places.tuple & ~places.thread_local & (places.space == 0)
-    free: dict[int, int] = {}
-    for size_bytes in places.size_bytes[places.live_out & ~is_argument & plain].tolist():
-        free[size_bytes] = free.get(size_bytes, 0) + 1
+    free = Counter(places.size_bytes[places.live_out & ~is_argument & plain].tolist())
     found = []
-    for row in sorted(
-        np.flatnonzero(is_argument & ~places.live_out & plain).tolist(), key=lambda r: places.parameter[r]
-    ):
+    arguments = np.flatnonzero(is_argument & ~places.live_out & plain)
+    for row in arguments[np.argsort(places.parameter[arguments], kind="stable")].tolist():
         size_bytes = int(places.size_bytes[row])
-        if free.get(size_bytes, 0):
+        if free[size_bytes]:
             free[size_bytes] -= 1
-            found.append((_argument(module, int(places.parameter[row])), size_bytes))
+            found.append((row, size_bytes))
     return sorted(found, key=lambda one: -one[1])
 
 
-def _argument(module: HloModule, number: int) -> str:
-    """An argument as the source calls it, where the program tells, else as the compiler does."""
-    inside = (module.computation == module.entry) & (module.parameter_number == number)
-    row = int(np.flatnonzero(inside)[0]) if inside.any() else ABSENT
-    return f"argument {number}" if row == ABSENT else module.operation_name[row] or module.instruction_name[row]
+def _argument(module: HloModule, buffers: Buffers, allocation: int) -> tuple[str, ...]:
+    """What an argument is called: in the source, where the program tells, and by the compiler."""
+    values = np.flatnonzero(buffers.values.allocation == allocation)
+    rows = [row for row in buffers.values.instruction[values].tolist() if row != ABSENT]
+    row = next((row for row in rows if module.opcode[row] == "parameter"), ABSENT)
+    if row == ABSENT:
+        return (f"argument {int(buffers.allocations.parameter[allocation])}",)
+    return tuple(filter(None, (module.operation_name[row], module.instruction_name[row])))
