@@ -374,6 +374,7 @@ def test_two_processes_of_four_devices_train_together(tmp_path: Path) -> None:
     for rank in range(2):
         capture = tmp_path / f"rank{rank}" / "capacity"
         found = evidence.read(capture).trace
+        assert [one.rank for one in found.ranks] == [rank]  # each lies in a capture of its own
         devices.append(set(found.lanes.device.tolist()) - {ABSENT})
         keys.append(set(found.communications.key.tolist()))
         with np.load(capture / moe_jax.ROUTING) as file:
