@@ -187,9 +187,13 @@ def test_the_processes_of_a_jax_program_make_one_capture(folder: Path) -> None:
             with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 assert total(values).addressable_shards[0].data == 2
     """
-    assert run(script(program), options=("--steps", "2")) == 0
+    assert run(script(program), options=("--steps", "2", "--xla-dump")) == 0
     manifest = manifest_of(folder / "a")
     assert manifest.complete
+    assert [one.missing for one in (manifest, *manifest.peers)] == [(), ()]
+    for rank in range(2):
+        dumped = [file.name for file in (folder / "a" / "xla" / f"rank{rank:05d}").glob("*.hlo.pb")]
+        assert [name for name in dumped if name.endswith("jit__lambda.cpu_after_optimizations.hlo.pb")]
     assert [one.process.rank for one in (manifest, *manifest.peers)] == [0, 1]
     (log_directory,) = (folder / "a" / "plugins" / "profile").iterdir()
     assert sorted(file.name[:9] for file in log_directory.glob("*.xplane.pb")) == ["rank00000", "rank00001"]
