@@ -1,17 +1,19 @@
-"""Which part of a capture is looked at: all of it, or one step."""
+"""Which part of a capture is looked at: all of it, one step, or what an annotation names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.errors import TraceflowError
 from traceflow.graph import NO_EVENT, DependencyGraph, window
-from traceflow.trace.model import ABSENT, Bool, Int64, Trace
+from traceflow.trace.model import ABSENT, Bool, Int64, Marks, Trace
 
 NO_STEP = np.iinfo(np.int64).min
+_OCCURRENCE = re.compile(r"(.+)#(\d{1,18})$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,40 @@ def in_window(trace: Trace, found: Dependencies, step: int | None) -> tuple[Wind
     start_ns = int(marks.start_ns[marks.step == step].min())
     end_ns = int(found.graph.slices.end_ns[counted].max())
     return Window(start_ns, end_ns, step), window(found.graph, start_ns, end_ns, counted=counted)
+
+
+def named(trace: Trace, name: str) -> tuple[Trace, int]:
+    """The trace with the occurrences of an annotation for its steps, and which of them is meant.
+
+    Any host event can be named: `record_function` and user annotations, `TraceAnnotation`, operators. On each rank
+    its occurrences are counted in order of time, from 0; the k-th of all ranks are one window.
+
+    Args:
+        trace: The evidence.
+        name: Name of a host event, which means the first of it, or `NAME#k` for another.
+
+    Raises:
+        TraceflowError: TF111 when no host event is called so, or not as many times.
+    """
+    if name in trace.strings:
+        text, occurrence = name, 0
+    elif found := _OCCURRENCE.fullmatch(name):
+        text, occurrence = found[1], int(found[2])
+    else:
+        text, occurrence = name, 0
+    e = trace.events
+    code = trace.strings.index(text) if text in trace.strings else ABSENT
+    rows = np.flatnonzero((e.name == code) & (trace.lanes.device[e.lane] == ABSENT))
+    rank = trace.lanes.rank[e.lane[rows]]
+    order = np.lexsort((e.start_ns[rows], rank))
+    rows, rank = rows[order], rank[order]
+    count = np.arange(len(rows)) - np.searchsorted(rank, rank)
+    if occurrence not in count:
+        times = int(count.max()) + 1 if len(count) else 0
+        why = f"it occurs {times} times, from {text}#0 on" if times else "no host event is called so"
+        hint = "choose one of them" if times else "name an annotation of the program, as the trace has it"
+        raise TraceflowError("TF111", f"no window {name}", why, hint)
+    return replace(trace, marks=Marks(count, rank, e.start_ns[rows], e.end_ns[rows])), occurrence
 
 
 def step_ends(trace: Trace, found: Dependencies) -> dict[int, int]:

@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 class Run:
     """Evidence of one run, and the questions that can be asked of it. Dependencies are found once, when needed.
 
+    A question is about the whole capture, about a `step`, or about a `window` that an annotation of the program
+    names: "forward" is its first occurrence, "forward#3" the fourth.
+
     Example:
         >>> import traceflow as tf
         >>> run = tf.open("runs/a")                      # doctest: +SKIP
@@ -125,9 +128,7 @@ class Run:
 
         return summary(self.trace, self.dependencies, self.programs)
 
-    def critical_path(
-        self, *, step: int | None = None, window: str | None = None, slack: bool = False
-    ) -> CriticalPath:
+    def critical_path(self, *, step: int | None = None, window: str | None = None, slack: bool = False) -> CriticalPath:
         """The critical path; see :func:`traceflow.analyzers.critical_path.critical_path`."""
         from traceflow.analyzers.critical_path import critical_path
 
@@ -141,21 +142,19 @@ class Run:
         trace, step = self._chosen(step, window)
         return communication(trace, self.dependencies, step=step)
 
-    def stragglers(
-        self, *, step: int | None = None, window: str | None = None
-    ) -> Stragglers | OperationStragglers:
+    def stragglers(self, *, step: int | None = None, window: str | None = None) -> Stragglers | OperationStragglers:
         """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`.
 
         Of an operation table, what makes the job slow; see
         :func:`traceflow.analyzers.operation_table.operation_stragglers`.
         """
+        trace, step = self._chosen(step, window)
         if self.evidence.operations is not None:
             from traceflow.analyzers.operation_table import operation_stragglers
 
             return operation_stragglers(self.evidence.operations, step=step)
         from traceflow.analyzers.stragglers import stragglers
 
-        trace, step = self._chosen(step, window)
         return stragglers(trace, self.dependencies, step=step)
 
     def memory(self, *, without: Sequence[str] = (), donate: Sequence[str] = ()) -> Memory:
@@ -200,18 +199,26 @@ class Run:
         path = self.critical_path() if len(self.trace.hlo.event) else None
         return sharding(self.compilations, intent, trace=self.trace, path=path)
 
-    def what_if(self, *changes: Scale | Drop, ranks: Sequence[int] | None = None, step: int | None = None) -> WhatIf:
+    def what_if(
+        self,
+        *changes: Scale | Drop,
+        ranks: Sequence[int] | None = None,
+        step: int | None = None,
+        window: str | None = None,
+    ) -> WhatIf:
         """Replay with changed work; see :func:`traceflow.analyzers.what_if.what_if`."""
         from traceflow.analyzers.what_if import what_if
 
         chosen = None if ranks is None else frozenset(ranks)
-        return what_if(self.trace, self.dependencies, changes, ranks=chosen, step=step, programs=self.programs)
+        trace, step = self._chosen(step, window)
+        return what_if(trace, self.dependencies, changes, ranks=chosen, step=step, programs=self.programs)
 
-    def savings(self, *, step: int | None = None, top: int = 3) -> Savings:
+    def savings(self, *, step: int | None = None, window: str | None = None, top: int = 3) -> Savings:
         """What would shorten a window most; see :func:`traceflow.analyzers.savings.savings`."""
         from traceflow.analyzers.savings import savings
 
-        return savings(self.trace, self.dependencies, step=step, top=top)
+        trace, step = self._chosen(step, window)
+        return savings(trace, self.dependencies, step=step, top=top)
 
     def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
         """Write one offline HTML file that explains the run, and return its path.

@@ -19,6 +19,10 @@ Source: TypeAlias = Annotated[
 Step: TypeAlias = Annotated[
     int | None, typer.Option(metavar="N", help="Look at one step; without it, at the whole capture.")
 ]
+Window: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="NAME", help="Look at what an annotation of the program names, NAME#k for occurrence k."),
+]
 Top: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the longest tables, in text.")]
 Output: TypeAlias = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is stdout.")

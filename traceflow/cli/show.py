@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from traceflow.cli.answer import answer
-from traceflow.cli.options import AnswerOptions, Source, Step, Top, verb
+from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window, verb
 
 if TYPE_CHECKING:
     from traceflow.result import Json
@@ -26,16 +26,23 @@ def critical_path(
     options: AnswerOptions,
     source: Source,
     step: Step = None,
+    window: Window = None,
     slack: Annotated[bool, typer.Option("--slack", help="Also how much later each slice could have ended.")] = False,
     top: Top = 12,
 ) -> None:
     """The chain of work and waiting that decided how long the window took."""
-    answer(options, source, lambda run: run.critical_path(step=step, slack=slack), request={"step": step}, top=top)
+    request: dict[str, Json] = {"step": step, "window": window}
+    answer(
+        options, source, lambda run: run.critical_path(step=step, window=window, slack=slack), request=request, top=top
+    )
 
 
-def communication(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+def communication(
+    options: AnswerOptions, source: Source, step: Step = None, window: Window = None, top: Top = 12
+) -> None:
     """Busy, exposed and removable communication, and every collective split into wait and transfer."""
-    answer(options, source, lambda run: run.communication(step=step), request={"step": step}, top=top)
+    request: dict[str, Json] = {"step": step, "window": window}
+    answer(options, source, lambda run: run.communication(step=step, window=window), request=request, top=top)
 
 
 def clocks(options: AnswerOptions, source: Source, top: Top = 40) -> None:
@@ -43,14 +50,16 @@ def clocks(options: AnswerOptions, source: Source, top: Top = 40) -> None:
     answer(options, source, lambda run: run.clocks(), top=top)
 
 
-def stragglers(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+def stragglers(options: AnswerOptions, source: Source, step: Step = None, window: Window = None, top: Top = 12) -> None:
     """Who was late by their own doing, and what that cost."""
-    answer(options, source, lambda run: run.stragglers(step=step), request={"step": step}, top=top)
+    request: dict[str, Json] = {"step": step, "window": window}
+    answer(options, source, lambda run: run.stragglers(step=step, window=window), request=request, top=top)
 
 
-def savings(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+def savings(options: AnswerOptions, source: Source, step: Step = None, window: Window = None, top: Top = 12) -> None:
     """What would shorten the window most, and how short it would be at best."""
-    answer(options, source, lambda run: run.savings(step=step, top=top), request={"step": step}, top=top)
+    request: dict[str, Json] = {"step": step, "window": window}
+    answer(options, source, lambda run: run.savings(step=step, window=window, top=top), request=request, top=top)
 
 
 def memory(

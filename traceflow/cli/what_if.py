@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from traceflow.cli.answer import answer
-from traceflow.cli.options import AnswerOptions, Source, Step, Top
+from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window
 
 if TYPE_CHECKING:
     from traceflow.result import Json, Result
@@ -26,6 +26,7 @@ def what_if(
     ] = None,
     rank: Annotated[list[int] | None, typer.Option(metavar="R", help="Only on this rank. Repeatable.")] = None,
     step: Step = None,
+    window: Window = None,
     top: Top = 12,
 ) -> None:
     """How long the window would take if some work were faster, slower or gone.
@@ -42,9 +43,15 @@ def what_if(
 
         changes: list[Scale | Drop] = [Scale(pattern, factor) for pattern, factor in factors]
         changes += [Drop(pattern) for pattern in patterns]
-        return run.what_if(*changes, ranks=rank or None, step=step)
+        return run.what_if(*changes, ranks=rank or None, step=step, window=window)
 
-    request: dict[str, Json] = {"step": step, "scale": [*(scale or ())], "drop": [*patterns], "rank": [*(rank or ())]}
+    request: dict[str, Json] = {
+        "step": step,
+        "window": window,
+        "scale": [*(scale or ())],
+        "drop": [*patterns],
+        "rank": [*(rank or ())],
+    }
     answer(options, source, ask, request=request, top=top)
 
 

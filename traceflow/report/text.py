@@ -52,9 +52,9 @@ def render(document: Document, *, top: int = 12, width: int = 80, color: bool = 
 
 def _title(what: str, document: Document) -> Text:
     """What is shown, of what, and how long that is."""
-    result, step = document["result"], document["request"].get("step")
-    of = "" if step is None else f"step {step}, "
-    title = Text(f"{what}: {of}{', '.join(map(printable, document['inputs']))}", style="bold")
+    result, request = document["result"], document["request"]
+    of = "".join(f"{which} {it}, " for which in ("step", "window") if (it := request.get(which)) is not None)
+    title = Text(f"{what}: {printable(of)}{', '.join(map(printable, document['inputs']))}", style="bold")
     if "window" in result:
         start_ns, end_ns = result["window"]["start_ns"], result["window"]["end_ns"]
         unit = unit_for([end_ns])
