@@ -199,9 +199,50 @@ def test_a_transfer_gets_its_ends_and_its_tag(tmp_path: Path) -> None:
     assert (c.source.tolist(), c.destination.tolist(), c.key.tolist()) == ([2, 3], [3, 2], [7, 9])
     assert [(trace.events.start_ns[row], trace.events.end_ns[row]) for row in c.event] == [
         (10 * US, 21 * US),
-        (30 * US, 41 * US),
+        (32 * US, 41 * US),  # from the end of its operator on, its thread does nothing else
     ]
-    assert trace.tally.repaired == {"transfer begins where it was posted": 2}
+    assert trace.tally.repaired == {
+        "transfer begins where it was posted": 2,
+        "receive begins where its thread waited for it": 1,
+    }
+
+
+def transfers(tmp_path: Path, events: Iterable[str]) -> dict[str, list[tuple[int, int]]]:
+    """When sends and receives are said to begin and to end, in us, where there is no group but all."""
+    file = written(tmp_path, events, None)
+    (tmp_path / "rank00002.flight_recorder.json").write_text(json.dumps({"entries": [], "pg_config": {"0": WORLD}}))
+    trace = read(file)
+    spans: dict[str, list[tuple[int, int]]] = {"send": [], "recv": []}
+    for row in trace.communications.event.tolist():
+        name = trace.strings[trace.events.name[row]].removeprefix("gloo:")
+        spans[name].append((int(trace.events.start_ns[row]) // US, int(trace.events.end_ns[row]) // US))
+    return {name: sorted(times) for name, times in spans.items()}
+
+
+def test_a_transfer_does_not_cover_what_its_thread_did_before_it_waited(tmp_path: Path) -> None:
+    events = [
+        *(issued("send", 10, "3", "0"), executed("send", MAIN, 11, length_us=31)),
+        *(issued("recv_", 13, "1", "0"), executed("recv", MAIN, 14, length_us=46)),
+        event("aten::mm", MAIN, 20, 20),
+    ]
+    assert transfers(tmp_path, events) == {"send": [(10, 13)], "recv": [(42, 60)]}
+
+
+def test_receives_on_one_channel_are_awaited_one_after_another(tmp_path: Path) -> None:
+    events = [
+        *(issued("recv_", 10, "1", "0"), executed("recv", MAIN, 11, length_us=39)),
+        *(issued("recv_", 13, "1", "0"), executed("recv", MAIN, 14, length_us=56)),
+        event("aten::mm", MAIN, 20, 20),
+    ]
+    assert transfers(tmp_path, events) == {"send": [], "recv": [(40, 50), (50, 70)]}
+
+
+def test_receives_on_one_channel_keep_their_order(tmp_path: Path) -> None:
+    events = [
+        *(issued("recv_", 10, "1", "0"), executed("recv", MAIN, 11, length_us=59)),
+        *(issued("recv_", 13, "1", "0"), executed("recv", MAIN, 14, length_us=36)),  # the later one is awaited first
+    ]
+    assert transfers(tmp_path, events) == {"send": [], "recv": [(10, 70), (13, 50)]}
 
 
 def test_a_group_with_room_for_as_many_transfers_as_there_are_has_them(tmp_path: Path) -> None:

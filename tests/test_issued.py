@@ -147,3 +147,13 @@ def test_replay_gives_every_measured_time(run: Run) -> None:
     graph = run.dependencies.graph
     assert (graph.replay() == graph.time_ns).all()
     assert (graph.latest_ns() >= graph.time_ns).all()
+
+
+def test_each_receive_waits_for_its_send(run: Run) -> None:
+    found, trace = run.dependencies, run.trace
+    received = np.array([trace.strings[code] == "recv" for code in trace.communications.operation])
+    graph = found.graph
+    bound = np.flatnonzero(graph.kind == EdgeKind.SEND_RECEIVE)
+    waits = graph.slices.event[graph.targets()[bound] >> 1]
+    assert sorted(waits) == sorted(trace.communications.event[received & (found.matches.instance >= 0)])
+    assert len(waits) > 0

@@ -21,9 +21,12 @@ def rendezvous(trace: Trace, matches: Matches, cut: Cut) -> list[Edges]:
     arrival, waited = 2 * cut.first[event], 2 * cut.first[event] + 1
     joined = np.flatnonzero(matches.joined & split)
     join = cut.joins[matches.instance[joined]]
-    keep = split[matches.pair_source] & split[matches.pair_target]
+    sent = matches.point_to_point & _sends(trace)
+    keep = (split | sent)[matches.pair_source] & split[
+        matches.pair_target
+    ]  # a send counts from its post on, whole or not
     source, target = matches.pair_source[keep], matches.pair_target[keep]
-    received = matches.point_to_point[source] & _sends(trace)[source]
+    received = sent[source]
     return [
         Edges(arrival[joined], 2 * join, EdgeKind.RENDEZVOUS),
         Edges(2 * join + 1, waited[joined], EdgeKind.RENDEZVOUS),

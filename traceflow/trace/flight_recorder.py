@@ -19,8 +19,8 @@ import numpy as np
 
 from traceflow.result import Json, Note, Tally
 from traceflow.trace._gloo import Call, Found, Operators, Record, find_collectives, find_transfers
+from traceflow.trace._gloo_transfers import with_posts
 from traceflow.trace._kineto_arguments import Arguments, elements, read_arguments
-from traceflow.trace.canonical import canonical
 from traceflow.trace.model import ABSENT, Communications, Flows, Group, Int64, Kind, Trace
 
 Given: TypeAlias = Mapping[tuple[str, int], Arguments]
@@ -54,7 +54,8 @@ def with_flight_recorder(
 
     Collectives are found by the order in which a group executes them. Each gets a flow from the operator that issued
     it. Transfers from one process to another get their ends, their tag as key, and the start of the operator that
-    posted them: their own event starts a little later, when the other end may already have been served.
+    posted them: their own event starts a little later, when the other end may already have been served. They no longer
+    cover what their thread did before it waited for them.
 
     Args:
         trace: As the Kineto reader gives it.
@@ -74,7 +75,7 @@ def with_flight_recorder(
         *find_collectives(executions, operators, records, groups, trace.epoch_ns or 0),
         *find_transfers(executions, operators, records, groups, rank),
     ]
-    completed = _with_posts(_with_flows(_with_rows(trace, found, groups), found), found)
+    completed = with_posts(_with_flows(_with_rows(trace, found, groups), found), found, rank)
     return replace(completed, tally=completed.tally + _missing(len(executions) - len(found), len(executions), rank))
 
 
@@ -171,17 +172,6 @@ def _with_flows(trace: Trace, found: Sequence[Found]) -> Trace:
     )
     source, target = np.unique(both, axis=0).T.astype(np.int32)
     return replace(trace, flows=Flows(source, target))
-
-
-def _with_posts(trace: Trace, found: Sequence[Found]) -> Trace:
-    """The trace with transfers that begin when they were posted."""
-    posted = {one.event: one.posted_ns - (trace.epoch_ns or 0) for one in found if one.posted_ns is not None}
-    if not posted:
-        return trace
-    start_ns = trace.events.start_ns.copy()
-    start_ns[list(posted)] = list(posted.values())
-    moved = canonical(replace(trace, events=replace(trace.events, start_ns=start_ns)))
-    return replace(moved, tally=moved.tally + Tally(repaired={"transfer begins where it was posted": len(posted)}))
 
 
 def _missing(missing: int, executed: int, rank: int) -> Tally:
