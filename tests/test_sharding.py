@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("jax")
@@ -10,6 +12,8 @@ from sharding_programs import CASES, Case
 
 from traceflow.analyzers.sharding import Sharding, sharding
 from traceflow.collectors.jax import compile_only
+from traceflow.errors import TraceflowError
+from traceflow.intent.file import read_intent
 from traceflow.intent.intent import intent
 from traceflow.program.compilation import Compilation
 
@@ -115,3 +119,31 @@ def test_of_a_gather_like_that_of_full_sharding_nothing_is_told_where_its_produc
     assert result.findings == ()
     assert {row.expected for row in result.collectives} == {None}
     assert result.redundancy_ratio == pytest.approx(1, rel=0.01)
+
+
+def test_collectives_are_held_against_the_list_of_those_that_may_happen() -> None:
+    program = compiled(CASES["tensor_parallel_layers"])
+    assert sharding(program, intent(expect=["all-reduce(model)"])).findings == ()
+    [unexpected, missing] = sharding(program, intent(expect=["reduce-scatter( model )"])).findings
+    assert unexpected.title == "all-reduce over model is not among the collectives that may happen"
+    assert missing.title == "reduce-scatter( model ) does not happen, though it is expected"
+    with pytest.raises(TraceflowError, match="TF146"):
+        sharding(program, intent(expect=["all-reduce over model"]))
+
+
+def test_a_gather_that_is_expected_is_no_mismatch() -> None:
+    program = compiled(CASES["weight_gathered_for_the_result"])
+    assert sharding(program, intent(expect=["all-gather(model)"])).findings == ()
+
+
+def test_an_intent_is_read_from_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "intent.toml"
+    file.write_text('batch = "data"\nexpect = []\n[mesh]\ndata = 2\n[params]\n"w*" = "P(\'data\')"\n')
+    read = read_intent(file)
+    assert (read.batch, read.expected, dict(read.mesh.axes) if read.mesh else None) == (("data",), (), {"data": 2})
+    assert str(read.params["w*"]) == "P('data')"
+    file.write_text("batches = 3\n")
+    with pytest.raises(TraceflowError, match=r"TF147.*batches"):
+        read_intent(file)
+    with pytest.raises(TraceflowError, match="TF101"):
+        read_intent(tmp_path / "none.toml")

@@ -188,6 +188,18 @@ _ALL = (
         "XLA did not write the program at the stages of its compilation, which tell how it was divided.",
         "Update jaxlib; see that no plugin compiles in its place.",
     ),
+    Code(
+        "TF146",
+        "no such collective",
+        "An entry of the collectives that may happen is not written as an operation over axes.",
+        "Write it as all-reduce(data) or all-to-all(expert, data).",
+    ),
+    Code(
+        "TF147",
+        "no intent in a file",
+        "The file is no TOML, or says something that is not part of an intent.",
+        "It may have batch, expect, mesh, params and activations; see the documentation of show sharding.",
+    ),
     # TF2xx, findings
     Code(
         "TF201",
@@ -356,6 +368,13 @@ _ALL = (
         "array not as stated",
         "An array lies otherwise than its author states beside the program.",
         "Place it with the sharding that was meant.",
+    ),
+    Code(
+        "TF246",
+        "collectives not as stated",
+        "The author lists the collectives that may happen; one happens that is not in the list, or one in the list "
+        "does not happen.",
+        "Look at what lies differently from what was meant, or correct the list.",
     ),
     # TF3xx, quality of the evidence
     Code(

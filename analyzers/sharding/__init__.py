@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from traceflow.analyzers.critical_path import CriticalPath
 from traceflow.analyzers.sharding.arrays import array_rows
+from traceflow.analyzers.sharding.declared import undeclared_collectives
 from traceflow.analyzers.sharding.executed import Measured
 from traceflow.analyzers.sharding.expectations import expected
 from traceflow.analyzers.sharding.experts import masked_experts
@@ -106,7 +107,10 @@ def _found(p: Partitioning) -> Iterator[Found]:
     first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p)]
     known = frozenset(row for found in first for row in found.rows)
     yield from first
-    yield from unasked_reshards(p, known)
+    if p.intent.expected is None:
+        yield from unasked_reshards(p, known)
+    else:
+        yield from undeclared_collectives(p)
     yield from one_sided_products(p)
     yield from needless_sums(p)
     yield from unfounded_claims(p)

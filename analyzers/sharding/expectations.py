@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from string import ascii_letters
 
+from traceflow.analyzers.sharding.declared import declared
 from traceflow.analyzers.sharding.partitioning import MOVING, REDUCING, Collective, Partitioning, shape_of
 from traceflow.intent.contraction import Implied, contraction
 from traceflow.intent.intent import Role
@@ -21,9 +22,11 @@ _ELEMENTWISE_OPAQUE = frozenset({"Sharding", "xla.sdy.FuncResultSharding"})
 def expected(p: Partitioning, collective: Collective) -> bool | None:
     """Whether a collective is meant; None where that cannot be told.
 
-    One that the program has itself is. One that the partitioner put in is where a product or a sum implies it by how
+    Where the author lists those that may happen, the list decides. One that the program has itself is meant. One that the partitioner put in is where a product or a sum implies it by how
     its operands lie, or where the author asks for arrays to lie otherwise.
     """
+    if (said := declared(p, collective)) is not None:
+        return said
     if collective.written:
         return True
     if p.compilation.propagated is None or collective.axes is None:

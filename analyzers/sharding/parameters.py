@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from traceflow.analyzers.sharding.declared import declared
 from traceflow.analyzers.sharding.expectations import implied_by
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.partitioning import Collective, Partitioning, shape_of
@@ -22,7 +23,7 @@ def gathered_parameters(p: Partitioning) -> Iterator[Found]:
         return
     numbers = {row: number for number, row in p.parameters.items()}
     for gather in p.collectives:
-        if gather.operation != "all-gather" or gather.written:
+        if gather.operation != "all-gather" or gather.written or declared(p, gather):
             continue
         origin = p.flow.origin(gather.row)
         argument = p.arguments.get(numbers.get(origin, -1))

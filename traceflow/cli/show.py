@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,6 +103,22 @@ def budget(
     answer(options, source, lambda run: run.budget(hardware=hardware, step=step), request=request, top=top)
 
 
+def sharding(
+    options: AnswerOptions,
+    source: Source,
+    intent: Annotated[
+        Path | None, typer.Option("--intent", metavar="FILE", help="What the program does not say itself, in TOML.")
+    ] = None,
+    top: Top = 12,
+) -> None:
+    """How arrays were meant to lie on the mesh, how they do, and the collectives that nobody asked for."""
+    from traceflow.intent.file import read_intent
+
+    stated = None if intent is None else read_intent(intent)
+    request: dict[str, Json] = {"intent": None if intent is None else str(intent)}
+    answer(options, source, lambda run: run.sharding(stated), request=request, top=top)
+
+
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))
@@ -110,4 +127,5 @@ show.command()(verb(stragglers))
 show.command()(verb(savings))
 show.command()(verb(memory))
 show.command()(verb(padding))
+show.command()(verb(sharding))
 show.command()(verb(budget))

@@ -15,6 +15,7 @@ from rich.text import Text
 from traceflow.report.budget import budget_parts
 from traceflow.report.joined import joined_to, written_at
 from traceflow.report.memory import memory_parts, padding_parts
+from traceflow.report.sharding import sharding_parts
 from traceflow.report.names import printable
 from traceflow.report.savings import savings_parts
 from traceflow.report.slowdown import slowdown_parts
@@ -480,6 +481,11 @@ def _budget(document: Document, top: int) -> Iterator[RenderableType]:
     yield from budget_parts(document["result"], top)
 
 
+def _sharding(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Sharding", document)
+    yield from sharding_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -490,5 +496,6 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "savings": _savings,
     "memory": _memory,
     "padding": _padding,
+    "sharding": _sharding,
     "budget": _budget,
 }

@@ -7,7 +7,19 @@ from typing import Any
 
 import msgspec
 
-KINDS = ("summary", "critical-path", "communication", "what-if", "clocks", "stragglers", "savings", "memory", "padding", "budget")
+KINDS = (
+    "summary",
+    "critical-path",
+    "communication",
+    "what-if",
+    "clocks",
+    "stragglers",
+    "savings",
+    "memory",
+    "padding",
+    "budget",
+    "sharding",
+)
 """The results that have a schema."""
 
 _PARTS = ("envelope", "definitions")
