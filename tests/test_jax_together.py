@@ -98,7 +98,13 @@ def test_it_opens_as_one_run_of_all_ranks(capture: Path) -> None:
 
 def test_the_program_is_there_once(capture: Path) -> None:
     files = [file.name.partition(".") for file in (capture / "program").iterdir()]
-    assert {suffix for _, _, suffix in files} == {"json", "stablehlo.txt", "hlo.txt", "hlo.pb"}
+    assert {suffix for _, _, suffix in files} == {
+        "json",
+        "stablehlo.txt",
+        "before_optimizations.hlo.pb",
+        "hlo.txt",
+        "hlo.pb",
+    }
     assert len({name for name, _, _ in files}) == 1  # each process gave it another name
 
 
