@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from itertools import accumulate, chain
 from operator import attrgetter
@@ -57,13 +56,42 @@ class _Rows:
     computation: Mapping[int, int]
 
 
+@dataclass(frozen=True, slots=True)
+class _Kinds:
+    """Instructions, and where those of each opcode are."""
+
+    instructions: Sequence[Any]
+    by_opcode: Mapping[str, Sequence[int]]
+
+    @classmethod
+    def of(cls, instructions: Sequence[Any], opcodes: Iterable[str]) -> _Kinds:
+        """Look all of them over once."""
+        by_opcode: dict[str, list[int]] = {}
+        for row, opcode in enumerate(opcodes):
+            by_opcode.setdefault(opcode, []).append(row)
+        return cls(instructions, by_opcode)
+
+    def rows(self, *opcodes: str) -> list[tuple[int, Any]]:
+        """The instructions of some opcodes, with their rows, in order."""
+        rows = sorted(row for opcode in opcodes for row in self.by_opcode.get(opcode, ()))
+        return [(row, self.instructions[row]) for row in rows]
+
+    def column(self, opcode: str, attribute: str) -> Int32:
+        """An attribute of the instructions of one opcode, ABSENT on all others."""
+        values = np.full(len(self.instructions), ABSENT, np.int32)
+        for row, instruction in self.rows(opcode):
+            values[row] = getattr(instruction, attribute)
+        return values
+
+
 def _module(proto: Any, program_id: int) -> HloModule:
     module = proto.hlo_module
     computations = list(module.computations)
     instructions = [i for computation in computations for i in computation.instructions]
     rows = _Rows(_rows_of(map(_ID, instructions)), _rows_of(map(_ID, computations)))
     opcodes = tuple(map(attrgetter("opcode"), instructions))
-    shapes, full_shapes = _shapes(instructions)
+    kinds = _Kinds.of(instructions, opcodes)
+    shapes, full_shapes, output_bytes = _shapes(instructions)
     operand_offsets, operands = _csr(map(attrgetter("operand_ids"), instructions), rows.instruction)
     control_offsets, controls = _csr(map(attrgetter("control_predecessor_ids"), instructions), rows.instruction)
     called_offsets, called = _csr(map(attrgetter("called_computation_ids"), instructions), rows.computation)
@@ -85,26 +113,26 @@ def _module(proto: Any, program_id: int) -> HloModule:
         controls=controls,
         called_offsets=called_offsets,
         called=called,
-        parameter_number=_only(instructions, opcodes, "parameter", "parameter_number"),
-        tuple_index=_only(instructions, opcodes, "get-tuple-element", "tuple_index"),
+        parameter_number=kinds.column("parameter", "parameter_number"),
+        tuple_index=kinds.column("get-tuple-element", "tuple_index"),
         schedule=_schedule(module, rows),
         shape=shapes,
         full_shape=full_shapes,
-        output_bytes=np.fromiter(map(shape_bytes, shapes), np.int64, len(shapes)),
+        output_bytes=output_bytes,
         operation_name=tuple(map(attrgetter("op_name"), metadata)),
         source=_sources(frames, metadata),
-        **_communicating(module, instructions, opcodes),
+        **_communicating(module, kinds),
         computation_name=tuple(map(_NAME, computations)),
         computation_root=np.array([rows.instruction[c.root_id] for c in computations], np.int32),
         entry=rows.computation[module.entry_computation_id],
-        **_described(instructions, opcodes),
+        **_described(kinds),
         frames=frames,
         frame=frame,
         sharding={row: sharding_text(i.sharding) for row, i in enumerate(instructions) if i.HasField("sharding")},
         attributes={
-            row: _attributes(i.frontend_attributes)
-            for row, i in enumerate(instructions)
-            if i.HasField("frontend_attributes")
+            row: _attributes(attributes)
+            for row, attributes in enumerate(map(attrgetter("frontend_attributes"), instructions))
+            if attributes.map
         },
         module_attributes=_attributes(module.frontend_attributes),
         parameter_shardings=tuple(map(sharding_text, module.spmd_parameters_shardings)),
@@ -125,31 +153,26 @@ def _csr(references: Iterable[Sequence[int]], rows: Mapping[int, int]) -> tuple[
     return offsets, np.fromiter(map(rows.__getitem__, ids), np.int32, int(offsets[-1]))
 
 
-def _described(instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str, Any]:
+def _described(kinds: _Kinds) -> dict[str, Any]:
     """What only some instructions have, by row."""
-    calls = _of(instructions, opcodes, {"custom-call"})
-    trips = ((row, trip_count(_text(loop.backend_config))) for row, loop in _of(instructions, opcodes, {"while"}))
-    dots = {row: _dot(i.dot_dimension_numbers) for row, i in _of(instructions, opcodes, {"dot", "scaled-dot"})}
-    ragged = _of(instructions, opcodes, {"ragged-dot"})
+    calls = kinds.rows("custom-call")
+    trips = ((row, trip_count(_text(loop.backend_config))) for row, loop in kinds.rows("while"))
+    dots = {row: _dot(i.dot_dimension_numbers) for row, i in kinds.rows("dot", "scaled-dot")}
+    ragged = kinds.rows("ragged-dot")
     dots |= {row: _dot(i.ragged_dot_dimension_numbers.dot_dimension_numbers) for row, i in ragged}
     products = ((row, contraction(_text(i.backend_config))) for row, i in calls)
-    convolutions = [*_of(instructions, opcodes, {"convolution"}), *calls]
+    convolutions = [*kinds.rows("convolution"), *calls]
     return {
         "trip_count": {row: count for row, count in trips if count is not None},
         "dots": dots | {row: dot for row, dot in products if dot},
         "convolutions": {
             row: _convolution(i) for row, i in convolutions if i.HasField("convolution_dimension_numbers")
         },
-        "windows": {row: _window(i) for row, i in _of(instructions, opcodes, _WINDOWED)},
-        "dimensions": {row: tuple(found) for row, i in enumerate(instructions) if (found := i.dimensions)},
-        "fusion_kind": {row: i.fusion_kind for row, i in _of(instructions, opcodes, {"fusion"})},
+        "windows": {row: _window(i) for row, i in kinds.rows(*_WINDOWED)},
+        "dimensions": {row: tuple(found) for row, i in enumerate(kinds.instructions) if (found := i.dimensions)},
+        "fusion_kind": {row: i.fusion_kind for row, i in kinds.rows("fusion")},
         "custom_call_target": {row: i.custom_call_target for row, i in calls},
     }
-
-
-def _of(instructions: Sequence[Any], opcodes: Sequence[str], wanted: AbstractSet[str]) -> list[tuple[int, Any]]:
-    """The instructions of some opcodes, with their rows."""
-    return [(row, instructions[row]) for row, opcode in enumerate(opcodes) if opcode in wanted]
 
 
 def _attributes(attributes: Any) -> dict[str, str]:
@@ -198,24 +221,18 @@ def _buffers(proto: Any, names: Sequence[str], numbered: Mapping[int, int]) -> B
     return buffers_of(proto.buffer_assignment, _rows_of(names), numbered)
 
 
-def _shapes(instructions: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Shapes as text without and with layouts, each written once."""
-    known: dict[bytes, tuple[str, str]] = {}
-    texts = []
-    for shape in map(attrgetter("shape"), instructions):
-        key = shape.SerializeToString()
-        found = known.get(key)
-        if found is None:
-            found = known[key] = shape_text(shape), full_shape_text(shape)
-        texts.append(found)
-    short, full = zip(*texts, strict=True) if texts else ((), ())
-    return short, full
-
-
-def _only(instructions: Sequence[Any], opcodes: Sequence[str], opcode: str, attribute: str) -> Int32:
-    """An attribute of the instructions of one opcode, ABSENT on all others."""
-    pairs = zip(instructions, opcodes, strict=True)
-    return np.array([getattr(i, attribute) if op == opcode else ABSENT for i, op in pairs], np.int32)
+def _shapes(instructions: Sequence[Any]) -> tuple[tuple[str, ...], tuple[str, ...], Int64]:
+    """Shapes as text without and with layouts, and their logical sizes, each found once."""
+    shapes = list(map(attrgetter("shape"), instructions))
+    keys = [shape.SerializeToString() for shape in shapes]
+    short: dict[bytes, str] = {}
+    full: dict[bytes, str] = {}
+    for key, shape in zip(keys, shapes, strict=True):
+        if key not in short:
+            short[key], full[key] = shape_text(shape), full_shape_text(shape)
+    sizes = {key: shape_bytes(text) for key, text in short.items()}
+    size_bytes = np.fromiter(map(sizes.__getitem__, keys), np.int64, len(keys))
+    return tuple(map(short.__getitem__, keys)), tuple(map(full.__getitem__, keys)), size_bytes
 
 
 def _schedule(module: Any, rows: _Rows) -> Int32:
@@ -246,10 +263,10 @@ def _devices(module: Any) -> dict[int, int]:
     }
 
 
-def _communicating(module: Any, instructions: Sequence[Any], opcodes: Sequence[str]) -> dict[str, Any]:
+def _communicating(module: Any, kinds: _Kinds) -> dict[str, Any]:
     """Replica groups and permute pairs of the instructions that communicate."""
     devices = _devices(module)
-    collectives = [(row, instructions[row]) for row, op in enumerate(opcodes) if base_opcode(op) in COLLECTIVES]
+    collectives = kinds.rows(*(opcode for opcode in kinds.by_opcode if base_opcode(opcode) in COLLECTIVES))
     return {
         "replica_groups": _replica_groups(collectives, devices),
         "source_target_pairs": _pairs(collectives, devices),
