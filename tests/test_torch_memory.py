@@ -98,7 +98,7 @@ def test_the_v100_trace_peaks_where_its_events_say(corpus: Callable[[str], Path]
 def test_memory_of_two_ranks_is_shifted_with_their_clocks(tmp_path: Path) -> None:
     traces = []
     for rank, base in ((0, 10_000), (1, 14_000)):
-        members = {"baseTimeNanoseconds": base, "distributedInfo": {"rank": rank, "world_size": 2}}
+        members: dict[str, Any] = {"baseTimeNanoseconds": base, "distributedInfo": {"rank": rank, "world_size": 2}}
         folder = tmp_path / str(rank)
         folder.mkdir()
         traces.append(read_kineto(written(folder, [span("cpu_op", "a", 1, 9), allocation(2, 64, 64)], **members)))
@@ -167,7 +167,7 @@ def histories(draw: st.DrawFn) -> tuple[list[tuple[str, int, int]], dict[int, in
     live = {address: draw(st.integers(1, 9)) for address in range(draw(st.integers(0, 4)))}
     history, totals, following = [], [], 10
     for _ in range(draw(st.integers(1, 12))):
-        if live and draw(st.integers(0, 1)):
+        if live and draw(st.sampled_from(["free", "alloc"])) == "free":
             address = draw(st.sampled_from(sorted(live)))
             history.append(("free_completed", address, live.pop(address)))
         else:
@@ -254,7 +254,7 @@ def recorded(device: str = "cuda:1") -> bytes:
 
 
 def test_what_the_recorder_wrote_joins_the_trace_of_its_rank(tmp_path: Path) -> None:
-    members = {"baseTimeNanoseconds": 10_000, "distributedInfo": {"rank": 3, "world_size": 4}}
+    members: dict[str, Any] = {"baseTimeNanoseconds": 10_000, "distributedInfo": {"rank": 3, "world_size": 4}}
     trace = written(tmp_path, [span("cpu_op", "a", 1, 99), allocation(2, 64, 64, device=1)], **members)
     trace.rename(tmp_path / "rank00003.pt.trace.json")
     laid(tmp_path, recorded(), "rank00003.memory_timeline.json")
