@@ -103,6 +103,15 @@ def test_what_takes_as_long_without_a_collective_does_not_wait() -> None:
     assert threads.waits_ms(0) == []
 
 
+def test_who_goes_on_for_longer_did_not_wait() -> None:
+    threads = Threads()
+    for rank in range(2):
+        threads.does(rank, "backward", 0, 40)
+        threads.reduces(rank, 0, 1, 11)
+        threads.does(rank, "aten::mm", 1.2, 3)
+    assert threads.waits_ms(0) == []
+
+
 def test_an_operator_does_not_wait() -> None:
     threads = Threads()
     for rank in range(2):
