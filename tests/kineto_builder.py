@@ -50,9 +50,18 @@ class KinetoTrace:
 
     # ---- the host ----
 
-    def host(self, name: str, start: int, end: int, *, thread: int = MAIN, category: str = "cpu_op") -> None:
+    def host(
+        self,
+        name: str,
+        start: int,
+        end: int,
+        *,
+        thread: int = MAIN,
+        category: str = "cpu_op",
+        arguments: Mapping[str, Any] | None = None,
+    ) -> None:
         """An operator on a host thread."""
-        self._add(category, name, self._process, thread, (start, end), {})
+        self._add(category, name, self._process, thread, (start, end), arguments or {})
 
     def step(self, number: int, start: int, end: int) -> None:
         """The profiler's annotation of a step."""

@@ -21,12 +21,12 @@ _TERA, _GIGA, _GIBI = 1e12, 1e9, 1 << 30
 
 # Which rates an element type may use, the first that is known: what hardware does not multiply as it is, it widens.
 _FAMILIES = (
-    (r"f4", ("f4", "f8", "bf16")),
-    (r"f[68]", ("f8", "bf16")),
+    (r"f4e\w+", ("f4", "f8", "bf16")),
+    (r"f[68]e\w+", ("f8", "bf16")),
     (r"bf16|f16", ("bf16",)),
     (r"f32|c64", ("f32",)),
     (r"f64|c128", ("f64",)),
-    (r"[su][48]$", ("s8",)),
+    (r"[su][48]", ("s8",)),
 )
 
 
@@ -51,7 +51,7 @@ class Hardware:
             (1978.9, 275.0, None)
         """
         for pattern, families in _FAMILIES:
-            if re.match(pattern, element_type):
+            if re.fullmatch(pattern, element_type):
                 return next((self.flops_per_s[name] for name in families if name in self.flops_per_s), None)
         return None
 
