@@ -109,6 +109,16 @@ class Collective:
         """The largest that one participant puts in."""
         return max((call.payload_bytes for call in self.calls if call.payload_bytes is not None), default=None)
 
+    @property
+    def start_skew_ns(self) -> int:
+        """From the first arrival to the last."""
+        return max(call.arrival_ns for call in self.calls) - min(call.arrival_ns for call in self.calls)
+
+    @property
+    def end_skew_ns(self) -> int:
+        """From the first end to the last: where all end together, the error of the clocks."""
+        return max(call.end_ns for call in self.calls) - min(call.end_ns for call in self.calls)
+
     def to_dict(self) -> dict[str, Json]:
         """A row of `collectives`."""
         return {
@@ -120,6 +130,8 @@ class Collective:
             "purpose": None,
             "payload_bytes": self.payload_bytes,
             "last": {**_named(self.last)},
+            "start_skew_ns": self.start_skew_ns,
+            "end_skew_ns": self.end_skew_ns,
             "participants": [call.to_dict() for call in self.calls],
         }
 

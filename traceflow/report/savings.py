@@ -1,4 +1,4 @@
-"""What would shorten a window, for a terminal: what-ifs by what they save, and the best cases."""
+"""What would shorten a window, for a terminal: what one change does, what-ifs by what they save, and the best cases."""
 
 from __future__ import annotations
 
@@ -34,6 +34,25 @@ def savings_parts(result: Row, top: int) -> Iterator[RenderableType]:
     if result["spread_ns"] is not None:
         yield Text(f"Steps differ by {duration_text(result['spread_ns'])}: a smaller saving may not show")
     yield from _best_cases(result["best_cases"])
+
+
+def effect_parts(result: Row) -> Iterator[RenderableType]:
+    """What was measured, what is predicted, and how sure that is.
+
+    Args:
+        result: The `result` of `traceflow what-if`.
+    """
+    baseline_ns, predicted_ns, saved_ns = (result[key] for key in ("baseline_ns", "predicted_ns", "saved_ns"))
+    verb, changed_ns = ("costs", -saved_ns) if saved_ns < 0 else ("saves", saved_ns)
+    sure = "exact" if result["exact"] else "a bound: a latency may have been hidden"
+    unit = unit_for([baseline_ns, predicted_ns])
+    yield Text(f"\nmeasured  {unit.text(baseline_ns):>10} {unit.name}")
+    yield Text(f"predicted {unit.text(predicted_ns):>10} {unit.name} by replay, {sure}")
+    if not result["exact"] and result["low_ns"] is not None:
+        yield Text(f"between   {unit.text(result['low_ns']):>10} and {unit.text(result['high_ns'])} {unit.name}")
+    yield Text(
+        f"{verb}     {unit.text(changed_ns):>10} {unit.name}, {share_text(changed_ns, baseline_ns)}", style="bold"
+    )
 
 
 def _best_cases(cases: Sequence[Row]) -> Iterator[RenderableType]:

@@ -15,9 +15,10 @@ from rich.text import Text
 from traceflow.report.budget import budget_parts
 from traceflow.report.joined import joined_to, written_at
 from traceflow.report.memory import memory_parts, padding_parts
-from traceflow.report.sharding import sharding_parts
 from traceflow.report.names import printable
-from traceflow.report.savings import savings_parts
+from traceflow.report.savings import effect_parts, savings_parts
+from traceflow.report.sharding import sharding_parts
+from traceflow.report.skew import skew_part
 from traceflow.report.slowdown import slowdown_parts
 from traceflow.report.tables import Rows, printed
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
@@ -284,6 +285,7 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
     yield _heading(f"Collectives ({unit.name}), by the participant that is exposed longest")
     yield Rows(("exposed", "wait", "transfer", "where", "last", "payload", "members", "name"), rows)
     yield from _left_out(collectives, top, "collectives, less exposed")
+    yield skew_part(collectives)
 
 
 def _messages(messages: Sequence[Row], top: int) -> Iterator[RenderableType]:
@@ -322,7 +324,7 @@ def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
     ]
     ranks = "".join(f" --rank {rank}" for rank in request.get("rank") or ())
     yield Text(printable(" ".join(changes) + ranks or "nothing changes", 1000))
-    yield from _effect(result)
+    yield from effect_parts(result)
     sums: dict[str, int] = {}
     for segment in result["segments"]:
         sums[segment["kind"]] = sums.get(segment["kind"], 0) + segment["duration_ns"]
@@ -330,21 +332,6 @@ def _what_if(document: Document, top: int) -> Iterator[RenderableType]:
     yield from _by_kind(sums, result["predicted_ns"])
     start_ns = result["window"]["start_ns"]
     yield from _pieces(result["segments"], {"start_ns": start_ns, "end_ns": start_ns + result["predicted_ns"]}, top)
-
-
-def _effect(result: Row) -> Iterator[RenderableType]:
-    """What was measured, what is predicted, and how sure that is."""
-    baseline_ns, predicted_ns, saved_ns = (result[key] for key in ("baseline_ns", "predicted_ns", "saved_ns"))
-    verb, changed_ns = ("costs", -saved_ns) if saved_ns < 0 else ("saves", saved_ns)
-    sure = "exact" if result["exact"] else "a bound: a latency may have been hidden"
-    unit = unit_for([baseline_ns, predicted_ns])
-    yield Text(f"\nmeasured  {unit.text(baseline_ns):>10} {unit.name}")
-    yield Text(f"predicted {unit.text(predicted_ns):>10} {unit.name} by replay, {sure}")
-    if not result["exact"] and result["low_ns"] is not None:
-        yield Text(f"between   {unit.text(result['low_ns']):>10} and {unit.text(result['high_ns'])} {unit.name}")
-    yield Text(
-        f"{verb}     {unit.text(changed_ns):>10} {unit.name}, {share_text(changed_ns, baseline_ns)}", style="bold"
-    )
 
 
 def _savings(document: Document, top: int) -> Iterator[RenderableType]:
