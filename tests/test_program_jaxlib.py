@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Iterator
+from dataclasses import astuple
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -318,7 +319,7 @@ def test_values_lie_within_their_allocations(name: str) -> None:
 
 
 MAPPINGS = (
-    "replica_groups", "source_target_pairs", "trip_count", "dots", "convolutions", "dimensions", "fusion_kind",
+    "replica_groups", "source_target_pairs", "trip_count", "dots", "convolutions", "windows", "dimensions", "fusion_kind",
     "custom_call_target", "sharding",
 )  # fmt: skip
 
@@ -366,6 +367,25 @@ def test_tiled_shapes_and_strange_names_in_text() -> None:
     assert module.program_id == 3
     assert module.full_shape[module.instruction_name.index("a")] == "bf16[1024,64]{1,0:T(8,128)(2,1)S(1)}"
     assert (module.schedule == ABSENT).all()
+
+
+POOLED = """HloModule pooled
+add { a = f32[] parameter(0)  b = f32[] parameter(1)  ROOT s = f32[] add(a, b) }
+ENTRY main {
+  x = f32[8,8]{1,0} parameter(0)
+  zero = f32[] constant(0)
+  ROOT r = f32[4,8]{1,0} reduce-window(x, zero), window={size=3x2 stride=2x1 pad=1_0x1_0}, to_apply=add
+}"""
+
+
+def test_the_text_of_what_the_cpu_does_not_compile_to() -> None:
+    xla = importlib.import_module("jaxlib._hlo").hlo_module_from_text(POOLED)
+    proto = message("HloProto")()
+    proto.hlo_module.ParseFromString(xla.as_serialized_hlo_module_proto())
+    expected = told(read_hlo_proto(proto.SerializeToString()))
+    ((size, stride, low, high, *_), _) = map(astuple, expected["windows"]["r"])
+    assert (size, stride, low, high) == (3, 2, 1, 0)
+    assert told(read_hlo_text(xla.to_string(), 0)) == expected
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from traceflow.program.frames import user_places
 from traceflow.program.hlo_line import Instruction, parse_instruction
 from traceflow.program.module import (
     COLLECTIVES,
+    WINDOWED,
     Convolution,
     Dot,
     Frame,
@@ -153,21 +154,29 @@ def _module(name: str, program_id: int, parts: _Text, *, scheduled: bool) -> Hlo
         source=tuple(
             places[frame[row]] if row in frame else _source(i.attributes) for row, i in enumerate(instructions)
         ),
-        replica_groups=_where(instructions, _groups),
-        source_target_pairs=_where(instructions, lambda i: parse_pairs(i.attributes) or None),
         computation_name=tuple(computations),
         computation_root=np.array([at + root for at, root in zip(first, roots, strict=True)], np.int32),
         entry=computations[parts.entry],
-        trip_count=_where(instructions, lambda i: trip_count(i.attributes) if i.opcode == "while" else None),
-        dots=_where(instructions, _dot),
-        convolutions=_where(instructions, _convolution),
-        dimensions=_where(instructions, _dimensions),
-        fusion_kind=_where(instructions, lambda i: _attribute(i, "kind") if i.opcode == "fusion" else None),
-        custom_call_target=_where(instructions, lambda i: _attribute(i, "custom_call_target")),
+        **told_by(instructions),
         frames=frames,
         frame=frame,
-        sharding=_where(instructions, lambda i: _sharding(i.attributes)),
     )
+
+
+def told_by(instructions: Sequence[Instruction]) -> dict[str, Any]:
+    """What only some instructions have, by row, as `HloModule` names it."""
+    return {
+        "replica_groups": _where(instructions, _groups),
+        "source_target_pairs": _where(instructions, lambda i: parse_pairs(i.attributes) or None),
+        "trip_count": _where(instructions, lambda i: trip_count(i.attributes) if i.opcode == "while" else None),
+        "dots": _where(instructions, _dot),
+        "convolutions": _where(instructions, _convolution),
+        "windows": _where(instructions, lambda i: _window(i.attributes) if i.opcode in WINDOWED else None),
+        "dimensions": _where(instructions, _dimensions),
+        "fusion_kind": _where(instructions, lambda i: _attribute(i, "kind") if i.opcode == "fusion" else None),
+        "custom_call_target": _where(instructions, lambda i: _attribute(i, "custom_call_target")),
+        "sharding": _where(instructions, lambda i: _sharding(i.attributes)),
+    }
 
 
 def _where(instructions: Iterable[Instruction], find: Callable[[Instruction], _Found | None]) -> dict[int, _Found]:
@@ -321,10 +330,9 @@ def _convolution(instruction: Instruction) -> Convolution | None:
     labels = re.search(r"dim_labels=([\w?]+)_([\w?]+)->([\w?]+)", instruction.attributes)
     if not labels:
         return None
-    window = re.search(r"window=\{([^}]*)\}", instruction.attributes)
     inputs, kernel, outputs = (_spatial(label) for label in labels.groups())
     return Convolution(
-        _window(window[1] if window else ""),
+        _window(instruction.attributes),
         inputs,
         kernel,
         outputs,
@@ -340,9 +348,10 @@ def _spatial(label: str) -> tuple[int, ...]:
     return tuple(label.index(digit) for digit in sorted(filter(str.isdigit, label)))
 
 
-def _window(text: str) -> tuple[WindowDimension, ...]:
-    """`size=3x3 stride=2x1 pad=0_1x2_2 rhs_dilate=1x2`."""
-    said = dict(part.split("=") for part in text.split())
+def _window(attributes: str) -> tuple[WindowDimension, ...]:
+    """`window={size=3x3 stride=2x1 pad=0_1x2_2 rhs_dilate=1x2}`."""
+    match = re.search(r"window=\{([^}]*)\}", attributes)
+    said = dict(part.split("=") for part in match[1].split()) if match else {}
     sizes = said["size"].split("x") if "size" in said else []
     if not sizes:
         return ()

@@ -15,7 +15,16 @@ from traceflow.errors import TraceflowError
 from traceflow.program.backend_config import contraction, trip_count
 from traceflow.program.buffers import Buffers, buffers_of
 from traceflow.program.frames import read_frames, user_places
-from traceflow.program.module import COLLECTIVES, Convolution, Dot, Frame, HloModule, WindowDimension, base_opcode
+from traceflow.program.module import (
+    COLLECTIVES,
+    WINDOWED,
+    Convolution,
+    Dot,
+    Frame,
+    HloModule,
+    WindowDimension,
+    base_opcode,
+)
 from traceflow.program.replica_groups import Groups, groups_of
 from traceflow.program.schema import message
 from traceflow.program.shape import full_shape_text, shape_bytes, shape_text
@@ -24,7 +33,6 @@ from traceflow.trace.model import ABSENT, Int32, Int64
 
 _Identifier = TypeVar("_Identifier", int, str)
 _ID, _NAME = attrgetter("id"), attrgetter("name")
-_WINDOWED = frozenset({"reduce-window", "select-and-scatter"})
 
 
 def read_hlo_proto(content: bytes, program_id: int | None = None) -> HloModule:
@@ -168,7 +176,7 @@ def _described(kinds: _Kinds) -> dict[str, Any]:
         "convolutions": {
             row: _convolution(i) for row, i in convolutions if i.HasField("convolution_dimension_numbers")
         },
-        "windows": {row: _window(i) for row, i in kinds.rows(*_WINDOWED)},
+        "windows": {row: _window(i) for row, i in kinds.rows(*WINDOWED)},
         "dimensions": {row: tuple(found) for row, i in enumerate(kinds.instructions) if (found := i.dimensions)},
         "fusion_kind": {row: i.fusion_kind for row, i in kinds.rows("fusion")},
         "custom_call_target": {row: i.custom_call_target for row, i in calls},

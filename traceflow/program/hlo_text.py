@@ -8,15 +8,15 @@ operands that never execute, such as parameters and bitcasts, appear only by nam
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
 import numpy as np
 
 from traceflow.program.hlo_line import Instruction, parse_instruction
-from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
-from traceflow.program.replica_groups import Groups, parse_groups, parse_pairs
+from traceflow.program.hlo_module_text import told_by
+from traceflow.program.module import HloModule
 from traceflow.program.shape import shape_bytes
 from traceflow.trace.model import ABSENT
 
@@ -81,7 +81,6 @@ def _module(instructions: list[Instruction], name: str, program_id: int) -> HloM
     operands = [[rows[operand] for _, operand in instruction.operands] for instruction in instructions]
     none = np.zeros(count + 1, np.int64)
     root = next((row for row, instruction in enumerate(instructions) if instruction.root), ABSENT)
-    pairs = {row: parse_pairs(instruction.attributes) for row, instruction in enumerate(instructions)}
     return HloModule(
         name=name,
         program_id=program_id,
@@ -102,21 +101,11 @@ def _module(instructions: list[Instruction], name: str, program_id: int) -> HloM
         output_bytes=np.array([shape_bytes(i.shape) if i.shape else ABSENT for i in instructions], np.int64),
         operation_name=tuple(instruction.operation_name for instruction in instructions),
         source=tuple(instruction.source for instruction in instructions),
-        replica_groups=_groups(instructions),
-        source_target_pairs={row: found for row, found in pairs.items() if found},
+        **told_by(instructions),
         computation_name=(name,),
         computation_root=np.array([root], np.int32),
         entry=0,
     )
-
-
-def _groups(instructions: list[Instruction]) -> Mapping[int, Groups]:
-    found = {
-        row: parse_groups(instruction.attributes)
-        for row, instruction in enumerate(instructions)
-        if base_opcode(instruction.opcode) in COLLECTIVES
-    }
-    return {row: groups for row, groups in found.items() if groups is not None}
 
 
 def _opcode_of(name: str) -> str:

@@ -28,6 +28,7 @@ COLLECTIVES = frozenset(
         "recv",
     }
 )
+WINDOWED = frozenset({"reduce-window", "select-and-scatter"})
 
 
 @dataclass(frozen=True, slots=True)
