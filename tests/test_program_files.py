@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -216,3 +219,59 @@ def test_the_command_line_says_so_too(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "f.txt").write_text(TEXT)
     assert main(["show", "critical-path", str(tmp_path / "f.txt")]) == 1
     assert "TF122" in capsys.readouterr().err
+
+
+# As JAX and XLA write them
+
+DUMPED = """
+import sys, jax
+folder, options = sys.argv[1], jax.profiler.ProfileOptions()
+options.enable_hlo_proto = len(sys.argv) > 2
+step = jax.jit(lambda x: jax.lax.fori_loop(0, 3, lambda _, y: jax.numpy.tanh(y @ y), x))
+x = jax.block_until_ready(jax.numpy.ones((64, 64)))
+step(x).block_until_ready()
+jax.profiler.start_trace(folder + "/trace", profiler_options=options)
+for _ in range(2):
+    step(x).block_until_ready()
+jax.profiler.stop_trace()
+"""
+
+
+def dumped(folder: Path, *arguments: str) -> Run:
+    """A run of JAX with a trace in one folder and XLA's dump in another."""
+    flags = (
+        f"--xla_dump_to={folder}/dump --xla_dump_hlo_as_text --xla_dump_hlo_as_proto --xla_dump_hlo_pass_re=spmd|shard"
+    )
+    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "JAX_ENABLE_COMPILATION_CACHE": "false"}
+    subprocess.run([sys.executable, "-c", DUMPED, str(folder), *arguments], check=True, env=environment, timeout=120)
+    return traceflow.open(folder)
+
+
+def test_a_trace_without_programs_is_joined_to_the_dump_of_its_process(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="the compiler comes with JAX")
+    run = dumped(tmp_path)
+    assert all(not module.buffers for module in traceflow.open(tmp_path / "trace").programs.values())
+    (key,) = [key for key, module in run.programs.items() if list(module.trip_count.values()) == [3]]
+    assert set(run.trace.hlo.program.tolist()) == {key}
+    assert (run.trace.hlo.instruction >= 0).all()
+    buffers = run.programs[key].buffers
+    assert buffers is not None
+    assert len(buffers.heap)  # a dump has what the executable keeps to itself
+    assert run.summary().join is not None
+
+
+def test_programs_of_a_dump_and_of_a_trace_are_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("jax", reason="the compiler comes with JAX")
+    run = dumped(tmp_path, "with programs")
+    alone = traceflow.open(tmp_path / "trace")
+    files = final_programs((tmp_path / "dump").iterdir())
+    assert all(file.name.endswith("after_optimizations.hlo.pb") for file in files)
+    assert sorted(map(len, run.programs.values())) == sorted(len(read_program(file)) for file in files)
+    assert {key: run.programs[key].instruction_name for key in alone.programs} == {
+        key: module.instruction_name for key, module in alone.programs.items()
+    }
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    for file in files:
+        (packed / f"{file.name}.xz").write_bytes(lzma.compress(file.read_bytes()))
+    assert len(traceflow.open(packed).programs) == len(run.programs)
