@@ -27,7 +27,7 @@ def written_at(segment: Mapping[str, Any]) -> str:
     """The innermost scopes that the work of a segment was written in, and the line; empty where neither is known.
 
     Example:
-        >>> written_at({"scope": "jit(step)/shard_map/transpose(jvp(router))/mul", "source": "/home/me/model.py:43"})
+        >>> written_at({"scope": "jit(step)/shard_map/transpose(jvp(router))/mul", "source": "src/model.py:43"})
         'transpose(jvp(router))/mul, model.py:43'
     """
     place = (segment.get("source") or "").rpartition("/")[2]
