@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ pytest.importorskip("jax")
 
 from sharding_programs import CASES, Case
 
+import traceflow
 from traceflow.analyzers.sharding import Sharding, sharding
 from traceflow.collectors.jax import compile_only
 from traceflow.errors import TraceflowError
@@ -113,11 +115,12 @@ def test_without_stages_nothing_is_guessed() -> None:
     assert result.skipped[0].what == "/result/redundancy_ratio"
 
 
-def test_of_a_gather_like_that_of_full_sharding_nothing_is_told_where_its_product_is_not_known() -> None:
+def test_a_gather_is_taken_for_that_of_full_sharding_where_its_product_is_not_known_but_the_batch_is() -> None:
     whole = compiled(CASES["fully_sharded_layers"])
     result = sharding(Compilation(whole.name, written=whole.written, compiled=whole.compiled))
     assert result.findings == ()
-    assert {row.expected for row in result.collectives} == {None}
+    assert {row.expected for row in result.collectives} == {True}
+    assert [row.assembles for row in result.collectives] == [("up",), ("down",)]
     assert result.redundancy_ratio == pytest.approx(1, rel=0.01)
 
 
@@ -147,3 +150,22 @@ def test_an_intent_is_read_from_a_file(tmp_path: Path) -> None:
         read_intent(file)
     with pytest.raises(TraceflowError, match="TF101"):
         read_intent(tmp_path / "none.toml")
+
+
+def test_a_real_job_before_and_after_compilation(corpus: Callable[[str], Path]) -> None:
+    """Four A100s, fully sharded: the gathers of parameters are told from the others, and nothing is wrong."""
+    result = traceflow.open(corpus("hlo/fsdp4_a100")).sharding()
+    assert result.mesh is not None
+    arrays = {row.name: row for row in result.arrays if row.program == "pjit__wrapped_step_fn"}
+    qkv = arrays["state.mdl_vars['params']['lm']['transformer']['x_layers_0']['self_attention']['combined_qkv']['w']"]
+    assert (str(qkv.intended), qkv.local_shape, qkv.matches) == ("P(None, 'data')", (3, 192, 12, 64), True)
+    gathers = [row for row in result.collectives if row.operation == "all-gather"]
+    assert {row.mesh_axes for row in gathers} == {("data",)}
+    assembled = {name for row in gathers for name in row.assembles}
+    weights = {row.name for row in arrays.values() if "mdl_vars" in row.name and row.intended and row.intended.axes}
+    assert weights <= assembled
+    large = {row.operation: row.expected for row in result.collectives if (row.bytes or 0) > 1 << 20}
+    assert large == {"all-gather": True, "reduce-scatter": True}
+    assert [row.expected for row in gathers if row.assembles == ("inputs['labels']",)] == [None]
+    assert result.redundancy_ratio == pytest.approx(1, abs=0.02)
+    assert not result.findings

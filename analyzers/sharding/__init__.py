@@ -18,7 +18,7 @@ from traceflow.analyzers.sharding.expectations import expected
 from traceflow.analyzers.sharding.experts import masked_experts
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.manual import needless_sums, unfounded_claims
-from traceflow.analyzers.sharding.parameters import gathered_parameters
+from traceflow.analyzers.sharding.parameters import assembled_arrays, fully_sharded, gathered_parameters
 from traceflow.analyzers.sharding.partitioning import Partitioning
 from traceflow.analyzers.sharding.products import one_sided_products
 from traceflow.analyzers.sharding.reductions import cut_reductions
@@ -52,7 +52,7 @@ def sharding(
         path: The critical path of the trace.
 
     Returns:
-        Arrays, collectives and findings of all programs; the redundancy is that of the largest of them.
+        Arrays, collectives and findings of all programs; the redundancy is that of the heaviest of them.
 
     Example:
         >>> from traceflow.program.compilation import Compilation
@@ -63,13 +63,12 @@ def sharding(
     parts = [Partitioning(program, intent or Intent()) for program in programs]
     told = [tuple(_found(p)) for p in parts]
     measured = Measured(trace, path)
-    ratios = [redundancy(p) for p in parts]
-    known = [one for one in ratios if one.ratio is not None]
-    chosen = max(known or ratios, key=lambda one: one.ratio or 0, default=None)
-    ratio = chosen.ratio if chosen else None
-    reason = chosen.reason if chosen else "there is no program"
+    ranked = sorted(((redundancy(p), p) for p in parts), key=lambda pair: -pair[0].flops)
+    heaviest = ranked[0][0] if ranked else None
+    ratio = heaviest.ratio if heaviest else None
+    reason = heaviest.reason if heaviest else "there is no program"
     return Sharding(
-        mesh=next((p.mesh for p in parts if p.mesh is not None), None),
+        mesh=next((p.mesh for _, p in ranked if p.mesh is not None), None),
         arrays=tuple(row for p in parts for row in array_rows(p)),
         collectives=tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found, measured)),
         redundancy_ratio=ratio,
@@ -82,10 +81,13 @@ def sharding(
 def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterator[CollectiveRow]:
     module = p.divided
     wrong = {row for one in found for row in one.rows}
+    sharded = fully_sharded(p)
+    assembled = assembled_arrays(p)
     for collective in p.collectives if module is not None else ():
         assert module is not None  # noqa: S101  # nothing is left without it
         row = collective.row
         executed = measured.of(p, [row])
+        meant = len(sharded.get(row, ())) == len(module.operands_of(row)) or None
         yield CollectiveRow(
             p.compilation.name,
             module.instruction_name[row],
@@ -93,8 +95,9 @@ def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterat
             collective.axes,
             collective.groups,
             collective.bytes,
-            False if row in wrong else expected(p, collective),
+            False if row in wrong else expected(p, collective) or meant,
             collective.written,
+            assembled.get(row, ()),
             module.operation_name[row],
             module.source[row],
             executed.occurrences if executed else None,

@@ -10,7 +10,6 @@ from traceflow.analyzers.sharding.partitioning import MOVING, REDUCING, Collecti
 from traceflow.intent.contraction import Implied, contraction
 from traceflow.intent.intent import Role
 from traceflow.intent.mesh import Axes
-from traceflow.intent.spec import Spec
 from traceflow.program.module import Dot, HloModule
 
 # What partitions of which are sums over devices when a dimension that they look at is split.
@@ -152,12 +151,6 @@ ELEMENTWISE = frozenset({
 def is_elementwise(module: HloModule, row: int) -> bool:
     """Whether each element of a value is made of the same element of its operands."""
     return module.opcode[row] in ELEMENTWISE or module.custom_call_target.get(row) in _ELEMENTWISE_OPAQUE
-
-
-def stated_spec(p: Partitioning, row: int) -> Spec | None:
-    """How a value of the propagated program lies, where that is not whole on every device."""
-    spec = p.spec(row)
-    return spec if spec is not None and spec.axes else None
 
 
 def reduces(p: Partitioning) -> Iterator[Collective]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cached_property
 
 from traceflow.program.module import HloModule, base_opcode
+from traceflow.trace.model import ABSENT
 
 MOVES = frozenset({
     "all-gather", "all-to-all", "bitcast", "bitcast-convert", "collective-permute", "concatenate", "convert", "copy",
@@ -13,7 +14,7 @@ MOVES = frozenset({
 })  # fmt: skip
 """What leaves elements as they are and only says where they lie."""
 
-ELEMENTWISE_CALLS = frozenset({"Sharding", "xla.sdy.FuncResultSharding"})
+_CALLS = frozenset({"fusion", "call"})
 
 
 class Flow:
@@ -71,13 +72,59 @@ class Flow:
         return frozenset(row for row, shape in shapes if shape[:1] in "su" and shape.endswith(("[]", "[1]")))
 
     def origin(self, row: int) -> int:
-        """The value that a chain of mere moves begins with."""
+        """The value that a chain of mere moves begins with, through tuples, fusions, calls and what loops carry along."""
         for _ in range(len(self.module)):
-            operands = [at for at in self.module.operands_of(row).tolist() if at not in self.indices]
-            if not self.moves(row) or not operands:
+            following = self._moved(row)
+            if following is None:
                 return row
-            row = operands[0]
+            row = following
         return row
+
+    def _moved(self, row: int) -> int | None:
+        """The value that an instruction moves; None where it makes a new one."""
+        module, opcode = self.module, self.module.opcode[row]
+        operands = [at for at in module.operands_of(row).tolist() if at not in self.indices]
+        if opcode == "get-tuple-element":
+            return self._part(operands[0], int(module.tuple_index[row]))
+        if opcode in _CALLS:
+            return self._into(row, None)
+        return operands[0] if base_opcode(opcode) in MOVES and opcode != "tuple" and operands else None
+
+    def _part(self, row: int, index: int) -> int | None:
+        """One part of a tuple."""
+        module, opcode = self.module, self.module.opcode[row]
+        if opcode == "tuple":
+            return int(module.operands_of(row)[index])
+        if opcode in _CALLS:
+            return self._into(row, index)
+        return self._carried(row, index) if opcode == "parameter" else None
+
+    def _into(self, row: int, index: int | None) -> int | None:
+        """What a fusion or a call moves: its operand where the way back from its result ends at a parameter."""
+        module = self.module
+        called = module.called_by(row).tolist()
+        root = int(module.computation_root[called[0]]) if called else ABSENT
+        if root < 0:
+            return None
+        inside = root if index is None else self._part(root, index)
+        if inside is None:
+            return None
+        start = self.origin(inside)
+        number = int(module.parameter_number[start])
+        return int(module.operands_of(row)[number]) if number >= 0 else None
+
+    def _carried(self, parameter: int, index: int) -> int | None:
+        """What a loop carries along unchanged: the part of its operand."""
+        module = self.module
+        computation = int(module.computation[parameter])
+        loops = [row for row in self.callers.get(computation, ()) if module.opcode[row] == "while"]
+        root = int(module.computation_root[computation])
+        if len(loops) != 1 or module.opcode[root] != "tuple":
+            return None
+        kept = int(module.operands_of(root)[index])
+        if module.opcode[kept] != "get-tuple-element" or int(module.tuple_index[kept]) != index:
+            return None
+        return self._part(int(module.operands_of(loops[0])[0]), index)
 
 
 def _reached(row: int, following: Callable[[int], list[int]], through: Callable[[int], bool]) -> Iterator[int]:

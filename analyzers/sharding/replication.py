@@ -24,6 +24,7 @@ class Redundancy(NamedTuple):
     ratio: float | None  # FLOPs of a device times devices over those of the whole program
     idle_axes: Axes  # of the mesh, that split no array
     reason: str
+    flops: int = 0  # of the whole program, where they are known
 
 
 def redundancy(p: Partitioning) -> Redundancy:
@@ -36,14 +37,16 @@ def redundancy(p: Partitioning) -> Redundancy:
     whole = _flops(p.compilation.propagated) or _flops(p.compilation.written)
     if p.mesh is None or local is None or not whole:
         reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"
-        return Redundancy(None, idle, reason)
+        return Redundancy(None, idle, reason, whole or 0)
     by_hand = p.compilation.written is not None and "xla.sdy.GlobalToLocalShape" in set(
         p.compilation.written.custom_call_target.values()
     )
     if by_hand:
-        return Redundancy(None, idle, "parts of the program are written for one device, and their whole is not known")
+        return Redundancy(
+            None, idle, "parts of the program are written for one device, and their whole is not known", whole
+        )
     why = f"{', '.join(idle)} splits no array" if idle else "all axes split arrays"
-    return Redundancy(local * len(p.mesh) / whole, idle, why)
+    return Redundancy(local * len(p.mesh) / whole, idle, why, whole)
 
 
 def _flops(module: HloModule | None) -> int | None:

@@ -56,6 +56,7 @@ class CollectiveRow:
     bytes: int | None  # that each device sends
     expected: bool | None  # None where that cannot be told
     written: bool
+    assembles: tuple[str, ...]  # arguments that it gathers to their whole
     scope: str
     source: str
     occurrences: int | None  # executions on one device in the trace
@@ -72,6 +73,7 @@ class CollectiveRow:
             "bytes": self.bytes,
             "expected": self.expected,
             "written": self.written,
+            "assembles": list(self.assembles),
             "scope": self.scope,
             "source": self.source,
             "occurrences": self.occurrences,

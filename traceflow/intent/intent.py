@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
+from traceflow.intent.hlo_sharding import spec_of
 from traceflow.intent.mesh import Axes, Mesh
 from traceflow.intent.shardy import meshes, stated
 from traceflow.intent.spec import Spec
 from traceflow.program.module import HloModule
+from traceflow.program.sharding import parse_sharding
 
 
 class Role(StrEnum):
@@ -102,39 +105,59 @@ def _specs(given: Mapping[str, Spec | object] | None) -> dict[str, Spec]:
 def written_intent(module: HloModule) -> Intent:
     """What a program says of its own sharding, in HLO before partitioning.
 
+    Shardy's attributes keep the user's axes. Older programs have HLO shardings alone; the mesh is then the one that
+    the scopes of JAX's constraints name, or else a single axis `devices`.
+
     Args:
-        module: As the dump holds it before optimisation, with Shardy's attributes.
+        module: As the dump holds it before optimisation.
 
     Returns:
-        The mesh, and how arguments, results and constraints are meant to lie. Without Shardy's attributes, empty.
+        The mesh, and how arguments, results and constraints are meant to lie; empty where nothing is sharded.
     """
     named = meshes(module.module_attributes.get("xla.sdy.meshes", ""))
-    arrays = tuple(array for row in range(len(module)) if (array := _array(module, row)))
-    return Intent(mesh=next(iter(named.values()), None), arrays=arrays)
+    mesh = next(iter(named.values()), None) or _mesh_of_scopes(module)
+    arrays = tuple(array for row in range(len(module)) if (array := _array(module, row, mesh)))
+    return Intent(mesh=mesh, arrays=arrays)
 
 
-def _array(module: HloModule, row: int) -> ArrayIntent | None:
+_CONSTRAINTS = {"Sharding": Role.CONSTRAINT, "xla.sdy.FuncResultSharding": Role.RESULT}
+_MESH = re.compile(r"mesh=Mesh\(((?:'\w+': \d+(?:, )?)+)\)")
+_PARAMETERS = re.compile(r"\[sharding=.*$", re.DOTALL)  # of a constraint, as older versions of JAX write them in scopes
+
+
+def _mesh_of_scopes(module: HloModule) -> Mesh | None:
+    for scope in module.operation_name:
+        if match := _MESH.search(scope):
+            return Mesh.of({name: int(size) for name, size in re.findall(r"'(\w+)': (\d+)", match[1])})
+    devices = max((len(parse_sharding(text).devices) for text in module.sharding.values()), default=0)
+    return Mesh.of({"devices": devices}) if devices > 1 else None
+
+
+def _array(module: HloModule, row: int, mesh: Mesh | None) -> ArrayIntent | None:
     """What one instruction states: an argument its own sharding, a constraint that of its operand."""
-    said = stated(module.attributes.get(row, {}).get("xla.sdy.sharding", ""))
-    entry = module.computation[row] == module.entry
-    if module.opcode[row] == "parameter" and entry:
-        role = Role.ARGUMENT
-    elif module.custom_call_target.get(row) == "Sharding":
-        role = Role.CONSTRAINT
-    elif module.custom_call_target.get(row) == "xla.sdy.FuncResultSharding":
-        role = Role.RESULT
-    else:
+    argument = module.opcode[row] == "parameter" and module.computation[row] == module.entry
+    role = Role.ARGUMENT if argument else _CONSTRAINTS.get(module.custom_call_target.get(row, ""))
+    if role is None:
         return None
     dtype, shape = _shape(module.shape[row])
     return ArrayIntent(
-        name=module.operation_name[row] or module.instruction_name[row],
+        name=_PARAMETERS.sub("", module.operation_name[row]) or module.instruction_name[row],
         role=role,
         shape=shape,
         dtype=dtype,
-        spec=said[0].spec if said else None,
+        spec=_spec(module, row, mesh, len(shape)),
         source=module.source[row],
-        number=int(module.parameter_number[row]) if role is Role.ARGUMENT else None,
+        number=int(module.parameter_number[row]) if argument else None,
     )
+
+
+def _spec(module: HloModule, row: int, mesh: Mesh | None, rank: int) -> Spec | None:
+    attributes = module.attributes.get(row, {})
+    if said := stated(attributes.get("xla.sdy.sharding", "")):
+        return said[0].spec
+    text = module.sharding.get(row)
+    shardy = "xla.sdy.meshes" in module.module_attributes
+    return None if shardy or text is None or mesh is None else spec_of(parse_sharding(text), mesh, rank)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:

@@ -44,7 +44,9 @@ def _arrays(arrays: Sequence[Row], top: int) -> Iterator[RenderableType]:
     """Arrays that differ first, then the largest."""
     if not arrays:
         return
-    ordered = sorted(arrays, key=lambda a: (a["matches"] is not False, -_elements(a["global_shape"])))
+    ordered = sorted(
+        arrays, key=lambda a: (a["matches"] is not False, a["role"] != "argument", -_elements(a["global_shape"]))
+    )
     rows = [
         (
             _shape(a["global_shape"]),
@@ -70,13 +72,22 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
             UNKNOWN if c["mesh_axes"] is None else "x".join(c["mesh_axes"]) or "none",
             size_text(c["bytes"]),
             UNKNOWN if c["time_ns"] is None else duration_text(c["time_ns"]),
-            _named(f"{c['op']} {c['scope']}", c["source"]),
+            _named(_what(c), c["source"]),
         )
         for c in ordered[:top]
     ]
     yield _heading("Collectives (sent by each device; time of all devices), those that are not expected first")
     yield Rows(("expected", "axes", "sends", "time", "name"), rows)
     yield from _left_out(collectives, top)
+
+
+def _what(collective: Row) -> str:
+    """What a collective is, and what it assembles or where it was written."""
+    assembles = collective["assembles"]
+    if assembles:
+        others = f" and {len(assembles) - 1} others" if len(assembles) > 1 else ""
+        return f"{collective['op']} of {assembles[0]}{others}"
+    return f"{collective['op']} {collective['scope']}"
 
 
 def _left_out(rows: Sequence[Row], top: int) -> Iterator[RenderableType]:
