@@ -83,6 +83,8 @@ def results(run: Run) -> Iterator[Result]:
     yield run.savings()
     yield run.memory()
     yield run.padding()
+    yield run.budget()
+    yield run.budget(hardware="h100")
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
 
 

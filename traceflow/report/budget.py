@@ -57,7 +57,7 @@ def budget_parts(result: Row, top: int) -> Iterator[RenderableType]:
 def hardware_text(hardware: Row | None) -> str:
     """What the bounds suppose, in a line."""
     if hardware is None:
-        return "hardware: not known, so there are no bounds"
+        return "no hardware: what it ran on is not known, so there are no bounds"
     rates = ", ".join(f"{kind} {amount_text(rate)}FLOP/s" for kind, rate in hardware["flops_per_s"].items())
     moves = _rate("memory", hardware["memory_bytes_per_s"]), _rate("links", hardware["link_bytes_per_s"])
     return f"{hardware['name']}, {hardware['unit']}: {rates}{''.join(moves)} ({hardware['source']})"
