@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import traceflow
 from traceflow.errors import TraceflowError
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.hlo_text import Line, read_hlo_lines
@@ -400,3 +401,12 @@ def test_a_stack_that_calls_itself_ends() -> None:
     module = read_hlo_proto(hlo({"metadata": message("OpMetadata")(stack_frame_id=1)}, stack_frame_index=index))
     assert len(module.stack_of(0)) == 1
     assert module.source == ("/lib/jax/_src/a.py:1",)
+
+
+def test_operations_of_a_tpu_tell_their_whole_stack(corpus: Callable[[str], Path]) -> None:
+    programs = traceflow.open(corpus("xplane/tpu_2chips_a.trace.json.gz")).programs.values()
+    stacks = [(module.source[row], module.stack_of(row)) for module in programs for row in module.frame]
+    assert len(stacks) > 1_500
+    assert {stack[0].place for _, stack in stacks if stack[0].place.endswith("attention.py:262")} != set()
+    assert all(source == stack[0].place for source, stack in stacks if source)
+    assert max(len(stack) for _, stack in stacks) > 10

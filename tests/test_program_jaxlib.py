@@ -15,6 +15,7 @@ import pytest
 from google.protobuf import descriptor_pb2
 
 from traceflow.errors import TraceflowError
+from traceflow.program.executable import read_executable
 from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule
@@ -166,12 +167,8 @@ def runtime_module(name: str) -> Any:
 
 @cache
 def read(name: str) -> HloModule:
-    """A program as traceflow reads it, with the buffer assignment that the executable gives."""
-    proto = message("HloProto")()
-    proto.hlo_module.ParseFromString(runtime_module(name).as_serialized_hlo_module_proto())
-    assignment = compiled(name).memory_analysis().serialized_buffer_assignment_proto
-    proto.buffer_assignment.ParseFromString(assignment)
-    return read_hlo_proto(proto.SerializeToString())
+    """A program as traceflow reads it from the live executable, with its buffer assignment."""
+    return read_executable(compiled(name))
 
 
 ALL = ["loops", "convolution", "sharded", "assorted"]

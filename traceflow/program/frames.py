@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from traceflow.program.module import Frame
+from traceflow.trace.model import ABSENT
 
+_COLUMN = re.compile(r"(:\d+):\d+$")
 # Frames of the framework between the user's line and XLA.
 _FRAMEWORK = re.compile(r"/jax/_src/|/jaxlib/|/jax/interpreters/")
 
@@ -26,6 +28,26 @@ def read_frames(index: Any) -> tuple[Frame, ...]:
     return tuple(
         numbered[frame.file_location_id]._replace(caller=frame.parent_frame_id - 1) for frame in index.stack_frames
     )
+
+
+def frames_of_stacks(stacks: Iterable[str]) -> tuple[tuple[Frame, ...], list[int]]:
+    r"""The frames of stacks as TPU traces write them: a line per frame, `file:line:column`, innermost first.
+
+    Returns:
+        All frames, each once, and the row of the innermost one of each stack, ABSENT of an empty one.
+
+    Example:
+        >>> frames_of_stacks(["model.py:43:8\ntrain.py:7:2\n", "", "train.py:7:2"])[1]
+        [1, -1, 0]
+    """
+    rows: dict[Frame, int] = {}
+    innermost = []
+    for stack in stacks:
+        at = ABSENT
+        for line in reversed(stack.splitlines()):
+            at = rows.setdefault(Frame(_COLUMN.sub(r"\1", line.strip()), "", at), len(rows))
+        innermost.append(at)
+    return tuple(rows), innermost
 
 
 def is_framework(place: str) -> bool:

@@ -14,6 +14,7 @@ from itertools import accumulate
 
 import numpy as np
 
+from traceflow.program.frames import frames_of_stacks
 from traceflow.program.hlo_line import Instruction, parse_instruction
 from traceflow.program.hlo_module_text import told_by
 from traceflow.program.module import HloModule
@@ -36,6 +37,7 @@ class Line:
     source: str = ""
     flops: int | None = None  # the cost that the compiler states
     bytes_accessed: int | None = None
+    stack: str = ""  # `file:line:column` per line, innermost first
 
 
 def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModule:
@@ -57,20 +59,23 @@ def read_hlo_lines(lines: Iterable[Line], name: str, program_id: int) -> HloModu
         (('all-reduce', 'parameter'), {0: ((0, 1),)})
     """
     parsed: dict[str, Instruction] = {}
-    costs: dict[str, Line] = {}
+    known: dict[str, Line] = {}
     for line in lines:
         instruction = parse_instruction(line.text)
         if instruction:
             told = replace(instruction, operation_name=line.operation_name, source=line.source)
             parsed.setdefault(instruction.name, told)
-            costs.setdefault(instruction.name, line)
+            known.setdefault(instruction.name, line)
     mentioned = {operand: shape for i in parsed.values() for shape, operand in i.operands if operand not in parsed}
     silent = [Instruction(operand, _opcode_of(operand), shape) for operand, shape in mentioned.items()]
+    frames, innermost = frames_of_stacks(line.stack for line in known.values())
     return replace(
         _module([*parsed.values(), *silent], name, program_id),
-        stated_flops={row: cost.flops for row, cost in enumerate(costs.values()) if cost.flops is not None},
+        frames=frames,
+        frame={row: frame for row, frame in enumerate(innermost) if frame != ABSENT},
+        stated_flops={row: line.flops for row, line in enumerate(known.values()) if line.flops is not None},
         stated_bytes={
-            row: cost.bytes_accessed for row, cost in enumerate(costs.values()) if cost.bytes_accessed is not None
+            row: line.bytes_accessed for row, line in enumerate(known.values()) if line.bytes_accessed is not None
         },
     )
 

@@ -131,4 +131,5 @@ def _collect(line: Line, hlo: Hlo, texts: dict[int, dict[str, HloLine]]) -> None
                 str(stats.get("source", "")),
                 flops=number(stats, "model_flops" if "model_flops" in stats else "flops"),
                 bytes_accessed=number(stats, "bytes_accessed"),
+                stack=str(stats.get("source_stack", "")),
             )

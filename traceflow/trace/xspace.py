@@ -46,7 +46,8 @@ _REPLACEMENT = b"\xef\xbf\xbd"
 _WANTED = frozenset(
     {
         "_c", "_ct", "_p", "_pt", "bytes_accessed", "correlation_id", "device_ordinal", "flops", "global_device_id",
-        "hlo_module", "hlo_op", "long_name", "model_flops", "program_id", "run_id", "source", "step_num", "tf_op",
+        "hlo_module", "hlo_op", "long_name", "model_flops", "program_id", "run_id", "source", "source_stack",
+        "step_num", "tf_op",
     }
 )  # fmt: skip
 
