@@ -193,6 +193,6 @@ def value_shape(module: HloModule, buffers: Buffers, value: int) -> str:
 
 
 def logical_bytes(full_shape: str) -> int | None:
-    """Elements times bits per element of a shape; None where it is not known."""
-    size_bytes = shape_bytes(without_layout(full_shape)) if full_shape else ABSENT
+    """Elements times bits per element of an array; None where it is not known, and for a table of pointers."""
+    size_bytes = ABSENT if full_shape[:1] in {"", "("} else shape_bytes(without_layout(full_shape))
     return None if size_bytes < 0 else size_bytes

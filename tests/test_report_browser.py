@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from handmade import Builder, hostile, two_rounds
+from test_memory import executing, small
 from test_operation_runs import two_stages, written
 
 import traceflow
+from traceflow.evidence import Evidence
 from traceflow.report.html import Part, write_comparison, write_report
+from traceflow.run import Run
 
 if TYPE_CHECKING:
     from selenium.webdriver import Chrome
@@ -262,3 +265,15 @@ def test_every_worker_has_its_place_on_the_heat_map(chrome: Chrome, tmp_path: Pa
     assert [str(cell.get_attribute("textContent"))[:6] for cell in slow] == ["rank 3"]
     painted = {cell.value_of_css_property("fill") for cell in slow}
     assert painted.isdisjoint(cell.value_of_css_property("fill") for cell in cells if cell not in slow)
+
+
+def test_live_bytes_are_drawn_as_high_as_they_are(chrome: Chrome, tmp_path: Path) -> None:
+    program = small()
+    run = Run(Evidence(executing(program), {7: program}), ("a",))
+    chrome.get(write_report(run, tmp_path / "report.html").as_uri())
+    heights = chrome.execute_script(
+        "return [...document.querySelectorAll('svg.in-use rect')].map(r => r.getBoundingClientRect().height)"
+    )
+    assert [round(height / heights[1], 3) for height in heights] == [0.909, 1, 0.818, 0.727, 0.727]
+    assert heights[1] > 50
+    assert errors(chrome) == []

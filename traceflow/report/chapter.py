@@ -14,6 +14,7 @@ from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
 from traceflow.report.grid import Grid, Piece
 from traceflow.report.json import dumps, envelope, epoch_text
+from traceflow.report.memory_section import MemorySection, memory_section
 from traceflow.report.names import printable
 from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
 from traceflow.report.subject import Subject
@@ -23,7 +24,7 @@ from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
 
 _LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point", "operations")
+_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point", "operations", "layout", "programs", "allocator")
 _RAW_BYTES = 600_000
 
 
@@ -60,6 +61,7 @@ class Chapter:
     removable: Mapping[str, Any]
     communication: tuple[Grid, ...]
     budget: Budget
+    memory: MemorySection | None
     quality: str
     evidence: tuple[Grid, ...]
     inputs: tuple[Grid, ...]
@@ -91,6 +93,9 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     said: Mapping[str, Any] = summary.to_dict()
     talked: Mapping[str, Any] = communication.to_dict()
     graph = run.graph(step=step)
+    needs = (run.memory(), run.padding())
+    held = memory_section(needs[0].to_dict(), needs[1].to_dict())
+    results = (*results, *needs) if held else results
     findings = [finding for result in results for finding in result.findings]
     return Chapter(
         id=f"run{number}",
@@ -108,6 +113,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         removable=talked["removable"],
         communication=tuple(communication_grids(talked, graph.start_ns)),
         budget=Budget.of(costs.to_dict()),
+        memory=held,
         quality=_quality(run, results),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
         inputs=tuple(input_grids(trace)),

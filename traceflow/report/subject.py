@@ -98,6 +98,12 @@ class Subject(Protocol):
     def budget(self, *, step: int | None = None) -> Result:
         """How far operations are from what hardware allows."""
 
+    def memory(self) -> Result:
+        """What is in memory at the peak, and when."""
+
+    def padding(self) -> Result:
+        """What is stored beyond the values themselves."""
+
     def savings(self, *, step: int | None = None) -> Result:
         """What would shorten the window most."""
 
