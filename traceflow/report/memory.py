@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.text import Text
 
-from traceflow.report.tables import Rows
+from traceflow.report.tables import Rows, heading
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, Any]
 
-_TOTALS = ("live_peak_bytes", "packed_bytes", "compiler_peak_bytes", "persistent_bytes", "temp_bytes", "alias_bytes")
+_TOTALS = ("packed_bytes", "compiler_peak_bytes", "persistent_bytes", "temp_bytes", "alias_bytes")
 
 
 def memory_parts(result: Row, top: int) -> Iterator[RenderableType]:
@@ -38,17 +38,21 @@ def memory_parts(result: Row, top: int) -> Iterator[RenderableType]:
         yield from _traffic(result["traffic"], top)
 
 
-def _heading(text: str) -> Text:
-    return Text(f"\n{text}", style="bold")
-
-
 def _programs(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Programs, per device (live: at once; packed: set aside; reported: by the runtime)")
-    rows = [(*(size_text(one[key]) for key in _TOTALS), one["module"]) for one in programs[:top]]
+    yield heading("Programs, per device (live: at once; packed: set aside; reported: by the runtime)")
+    rows = [(_peak(one), *(size_text(one[key]) for key in _TOTALS), one["module"]) for one in programs[:top]]
     yield Rows(("live", "packed", "reported", "kept", "temp", "alias", "name"), rows)
     if rest := programs[top:]:
         largest = max((one["live_peak_bytes"] or 0 for one in rest), default=0)
         yield Text(f"and {len(rest):,} others, of at most {size_text(largest)} each")
+    if any(one["scheduled_peak_bytes"] for one in programs[:top]):
+        yield Text("~ by the schedule alone: the compiler's simulation of the heap is not there")
+
+
+def _peak(program: Row) -> str:
+    """The live peak, or about that by the schedule."""
+    about = program["scheduled_peak_bytes"]
+    return size_text(program["live_peak_bytes"]) if about is None else f"~{size_text(about)}"
 
 
 def _at_peak(program: Row, top: int) -> Iterator[RenderableType]:
@@ -57,7 +61,7 @@ def _at_peak(program: Row, top: int) -> Iterator[RenderableType]:
     if peak is None:
         return
     whole = program["live_peak_bytes"]
-    yield _heading(f"Alive at the peak of {program['module']}, {size_text(whole)}, at {_place(peak)}")
+    yield heading(f"Alive at the peak of {program['module']}, {size_text(whole)}, at {_place(peak)}")
     for moment in peak["moments"][:1]:
         device = "host" if moment["device"] is None else moment["device"]
         yield Text(f"first reached {duration_text(moment['start_ns'])} into the capture, on {moment['rank']}:{device}")
@@ -82,7 +86,7 @@ def _file(source: str) -> str:
     """The last part of a path with its line.
 
     Example:
-        >>> _file("/home/me/model/layers.py:42")
+        >>> _file("src/model/layers.py:42")
         'layers.py:42'
     """
     return PurePosixPath(source).name
@@ -104,7 +108,7 @@ def _modelled(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
     asked = [one for one in programs if one["what_if"]]
     if not asked:
         return
-    yield _heading("What if (modelled: the same schedule)")
+    yield heading("What if (modelled: the same schedule)")
     rows = [
         (
             size_text(one["what_if"]["saved_bytes"]),
@@ -129,7 +133,7 @@ def _together(result: Row) -> Iterator[RenderableType]:
 
 
 def _allocators(uses: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Allocators, per rank:device")
+    yield heading("Allocators, per rank:device")
     rows = [
         (
             f"{use['rank']}:{'host' if use['device'] is None else use['device']}",
@@ -147,13 +151,13 @@ def _allocators(uses: Sequence[Row], top: int) -> Iterator[RenderableType]:
     for title, key in (("At the peak, by use", "by_category_bytes"), ("Most in each phase", "by_phase_bytes")):
         told = sorted((use for use in uses if use[key]), key=lambda use: -(use["peak_bytes"] or 0))
         for use in told[:1]:
-            yield _heading(f"{title}, on {use['rank']}:{'host' if use['device'] is None else use['device']}")
+            yield heading(f"{title}, on {use['rank']}:{'host' if use['device'] is None else use['device']}")
             ordered = sorted(use[key].items(), key=lambda item: -item[1])
             yield Rows(("size", "name"), [(size_text(size), name.replace("_", " ")) for name, size in ordered])
 
 
 def _traffic(rows: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Moved, which is not what is in use")
+    yield heading("Moved, which is not what is in use")
     cells = [
         (
             f"{row['rank']}:{'host' if row['device'] is None else row['device']}",
@@ -192,7 +196,7 @@ def padding_parts(result: Row, top: int) -> Iterator[RenderableType]:
 
 
 def _padded_programs(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Programs with padding")
+    yield heading("Programs with padding")
     rows = [
         (
             size_text(one["physical_bytes"] - one["logical_bytes"]),
@@ -214,7 +218,7 @@ def _layouts(layout: Sequence[Row], top: int) -> Iterator[RenderableType]:
     for row in layout:
         by_shape.setdefault(row["shape"], []).append(row)
     sums = sorted(((_extra(rows), rows) for rows in by_shape.values()), key=lambda pair: -pair[0])
-    yield _heading("Shapes with most padding")
+    yield heading("Shapes with most padding")
     cells = [
         (
             size_text(extra),
@@ -235,7 +239,7 @@ def _extra(rows: Sequence[Row]) -> int:
 
 
 def _shards(shards: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    yield _heading("Arrays that do not divide evenly")
+    yield heading("Arrays that do not divide evenly")
     rows = [
         (size_text(row["padding_bytes"]), _sizes(row["global_shape"]), _sizes(row["local_shape"]), row["name"])
         for row in shards[:top]

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
+_ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
 """Unicode categories that show nothing themselves but change what is around them."""
 
@@ -27,3 +31,23 @@ def printable(text: str, limit: int = 200) -> str:
 
 def _escaped(character: str) -> str:
     return character.encode("unicode_escape").decode("ascii")
+
+
+def short_name(name: str) -> str:
+    """The name of an event: a C++ kernel without its template arguments and parameters, which would fill the column.
+
+    Example:
+        >>> short_name("void at::native::add_kernel<4, std::array<char*, 3ul> >(int, float)")
+        'at::native::add_kernel'
+    """
+    if not name.startswith(("void ", "nccl")):
+        return name
+    name = name.removeprefix("void ").replace("(anonymous namespace)::", "")
+    while _ARGUMENTS.search(name):
+        name = _ARGUMENTS.sub("", name)
+    return name.strip()
+
+
+def where(row: Mapping[str, Any]) -> str:
+    """A participant as rank:device."""
+    return f"{row['rank']}:{'host' if row['device'] is None else row['device']}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.text import Text
 
-from traceflow.report.tables import Rows
+from traceflow.report.tables import Rows, heading, left_out
 from traceflow.report.units import UNKNOWN, duration_text, size_text
 
 if TYPE_CHECKING:
@@ -36,10 +36,6 @@ def sharding_parts(result: Row, top: int) -> Iterator[RenderableType]:
     yield from _collectives(result["collectives"], top)
 
 
-def _heading(text: str) -> Text:
-    return Text(f"\n{text}", style="bold")
-
-
 def _arrays(arrays: Sequence[Row], top: int) -> Iterator[RenderableType]:
     """Arrays that differ first, then the largest."""
     if not arrays:
@@ -57,9 +53,9 @@ def _arrays(arrays: Sequence[Row], top: int) -> Iterator[RenderableType]:
         )
         for a in ordered[:top]
     ]
-    yield _heading("Arrays, those that lie otherwise than intended first")
+    yield heading("Arrays, those that lie otherwise than intended first")
     yield Rows(("whole", "local", "intended", "compiled", "name"), rows)
-    yield from _left_out(arrays, top)
+    yield from left_out(arrays, top, "others")
 
 
 def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableType]:
@@ -76,9 +72,9 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
         )
         for c in ordered[:top]
     ]
-    yield _heading("Collectives (sent by each device; time of all devices), those that are not expected first")
+    yield heading("Collectives (sent by each device; time of all devices), those that are not expected first")
     yield Rows(("expected", "axes", "sends", "time", "name"), rows)
-    yield from _left_out(collectives, top)
+    yield from left_out(collectives, top, "others")
 
 
 def _what(collective: Row) -> str:
@@ -88,11 +84,6 @@ def _what(collective: Row) -> str:
         others = f" and {len(assembles) - 1} others" if len(assembles) > 1 else ""
         return f"{collective['op']} of {assembles[0]}{others}"
     return f"{collective['op']} {collective['scope']}"
-
-
-def _left_out(rows: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    if len(rows) > top:
-        yield Text(f"and {len(rows) - top:,} others")
 
 
 def _elements(shape: Sequence[int]) -> int:

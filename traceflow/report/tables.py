@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from io import StringIO
 from typing import TYPE_CHECKING
@@ -61,3 +61,14 @@ def printed(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
     for part in parts:
         console.print(part)
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def heading(text: str) -> Text:
+    """What stands above a table."""
+    return Text(f"\n{text}", style="bold")
+
+
+def left_out(rows: Sized, top: int, what: str) -> Iterator[Text]:
+    """How many rows a table of `top` rows leaves out, and what they are; nothing where it leaves out none."""
+    if len(rows) > top:
+        yield Text(f"and {len(rows) - top:,} {what}")
