@@ -96,7 +96,7 @@ def _launching(trace: Trace, found: Dependencies, graph: DependencyGraph) -> Boo
 
 def _balanced(trace: Trace, found: Dependencies, graph: DependencyGraph) -> Int64:
     """Work of each slice in perfect balance."""
-    rows = np.flatnonzero((found.matches.instance != ABSENT) & ~found.matches.point_to_point)
+    rows = np.flatnonzero((found.matches.instance != ABSENT) & ~found.matches.point_to_point & ~found.matches.done)
     lane = trace.events.lane[trace.communications.event]
     participant, computes = _participants(trace), _computes(trace, graph)
     next_row = np.full(len(graph.slices), ABSENT, np.int64)  # the collective that follows each slice
@@ -107,7 +107,8 @@ def _balanced(trace: Trace, found: Dependencies, graph: DependencyGraph) -> Int6
         mine = np.flatnonzero(computes & (np.append(participant, ABSENT)[graph.slices.lane] == who))
         at = np.searchsorted(arrival_ns, graph.slices.end_ns[mine])
         next_row[mine] = np.append(own, ABSENT)[at]
-    return _evened(graph.work_ns, next_row, found.matches.instance.astype(np.int64))
+    instance = np.where(found.matches.done, ABSENT, found.matches.instance).astype(np.int64)
+    return _evened(graph.work_ns, next_row, instance)
 
 
 def _evened(work_ns: Int64, next_row: Int64, instance: Int64) -> Int64:

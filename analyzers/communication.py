@@ -328,20 +328,27 @@ def _instances(
     """Matched rows gathered into collectives and messages, in order of their first arrival."""
     exposed = _exposed(trace, compute)
     members: dict[int, list[int]] = {}
-    for row in rows.tolist():
+    for row in rows[~found.matches.done[rows]].tolist():
         if (instance := int(found.matches.instance[row])) != ABSENT:
             members.setdefault(instance, []).append(row)
+    done = np.flatnonzero(found.matches.done & (found.matches.instance != ABSENT)).tolist()
+    ends = {(int(found.matches.instance[row]), _participant(trace, row)): row for row in done}
     collectives, messages = [], []
     for instance, own in members.items():
         if found.matches.point_to_point[own[0]]:
             messages += [_message(trace, instance, own)] if len(own) == 2 else []
         else:
-            collectives.append(_collective(trace, found, instance, sorted(own), exposed))
+            calls = [(row, ends.get((instance, _participant(trace, row)), row)) for row in sorted(own)]
+            collectives.append(_collective(trace, found, instance, calls, exposed))
     return tuple(collectives), tuple(messages)
 
 
-def _collective(trace: Trace, found: Dependencies, instance: int, rows: list[int], exposed: Int64) -> Collective:
+def _collective(
+    trace: Trace, found: Dependencies, instance: int, calls: list[tuple[int, int]], exposed: Int64
+) -> Collective:
+    """A collective from each participant's rows that issued and that ended it."""
     c, e = trace.communications, trace.events
+    rows = [row for row, _ in calls]
     arrivals = [(-int(e.start_ns[c.event[row]]), row) for row in rows]
     last = min(arrivals)[1]
     group = trace.groups[c.group[rows[0]]]
@@ -351,13 +358,13 @@ def _collective(trace: Trace, found: Dependencies, instance: int, rows: list[int
         trace.strings[e.name[c.event[rows[0]]]],
         group.name,
         _participant(trace, last),
-        tuple(_call(trace, found, row, int(exposed[row])) for row in rows),
+        tuple(_call(trace, found, row, done, exposed) for row, done in calls),
     )
 
 
-def _call(trace: Trace, found: Dependencies, row: int, exposed_ns: int) -> Call:
+def _call(trace: Trace, found: Dependencies, row: int, done: int, exposed: Int64) -> Call:
     c, e = trace.communications, trace.events
-    arrival, end, last = int(e.start_ns[c.event[row]]), int(e.end_ns[c.event[row]]), int(found.matches.last_ns[row])
+    arrival, end, last = int(e.start_ns[c.event[row]]), int(e.end_ns[c.event[done]]), int(found.matches.last_ns[done])
     return Call(
         _participant(trace, row),
         _known(c.payload_bytes[row]),
@@ -365,7 +372,7 @@ def _call(trace: Trace, found: Dependencies, row: int, exposed_ns: int) -> Call:
         min(end, last) - arrival,
         max(0, end - last),
         end,
-        exposed_ns,
+        int(exposed[row]) + (int(exposed[done]) if done != row else 0),
     )
 
 

@@ -51,7 +51,8 @@ _REASONS = {
 class Matches:
     """Per row of `Trace.communications`, and the dependencies between rows.
 
-    Row p of an instance starts its transfer at `last_ns[p]`, the latest arrival among the rows that it needs.
+    Row p of an instance starts its transfer at `last_ns[p]`, the latest arrival among the rows that it needs. An
+    asynchronous collective has two rows on each participant: it arrives with its start, and its done needs the starts.
     """
 
     instance: Int32  # equal on the rows of one collective or transfer; ABSENT where unmatched
@@ -61,6 +62,7 @@ class Matches:
     joined: Bool  # every row of the instance needs every other: one join stands for all pairs
     pair_source: Int32  # elsewhere, pairs of rows: target needs source
     pair_target: Int32
+    done: Bool  # rows that end what another row of the participant began
 
 
 def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
@@ -83,7 +85,11 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
     group, size = _groups(trace)
     key, why, counted = _instance_keys(trace, group, operations, p2p, arrival)
     instance = _numbered(key, why == Unmatched.MATCHED)
-    why = _complete(instance, why, np.where(p2p, 2, size), np.where(p2p, np.isin(operations, list(SENDS)), c.member))
+    member = np.where(p2p, np.isin(operations, list(SENDS)), c.member)
+    done = _dones(trace, instance, member)
+    begun = np.where(done, ABSENT, instance)
+    why = _complete(begun, why, np.where(p2p, 2, size), member)
+    why = _as_begun(why, begun, instance, done)
     if not across_clocks:
         why = _on_one_clock(trace, instance, why)
     instance = np.where(why == Unmatched.MATCHED, instance, ABSENT)
@@ -95,7 +101,9 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
         (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace, operations) & ~p2p,
         np.empty(0, np.int32),
         np.empty(0, np.int32),
+        done & (instance >= 0),
     )
+    base = replace(base, joined=base.joined & ~np.isin(instance, instance[base.done]))
     matches = _timed(_paired(trace, base, operations), arrival)
     sends = np.isin(operations, list(SENDS))  # a send may leave its data in a buffer and end before it is received
     return matches if across_clocks else _believable(trace, matches, counted, counted & ~sends, key[:, :-1])
@@ -175,6 +183,35 @@ def _complete(instance: Int64, why: Int8, size: Int64, member: Int64) -> Int8:
     return why
 
 
+def _dones(trace: Trace, instance: Int64, member: Int64) -> Bool:
+    """Rows that end what an earlier row of the same participant began, as the halves of XLA's asynchronous operations.
+
+    Only programs tell that by a key; a done carries nothing of its own.
+    """
+    c = trace.communications
+    done = np.zeros(len(instance), bool)
+    rows = np.flatnonzero((instance >= 0) & (c.key > 0))
+    rows = rows[np.lexsort((trace.events.start_ns[c.event[rows]], member[rows], instance[rows]))]
+    before, after = rows[:-1], rows[1:]
+    second = (instance[before] == instance[after]) & (member[before] == member[after])
+    done[after[second & (c.payload_bytes[after] < 0)]] = True
+    return done
+
+
+def _as_begun(why: Int8, begun: Int64, instance: Int64, done: Bool) -> Int8:
+    """What keeps starts from being matched keeps their dones, too; and so does a half that is absent."""
+    starts = np.flatnonzero(begun >= 0)
+    ends = np.bincount(instance[done], minlength=int(instance.max(initial=-1)) + 1)
+    halved = starts[
+        (ends > 0)[begun[starts]] & (ends != np.bincount(begun[starts], minlength=len(ends)))[begun[starts]]
+    ]
+    why[halved] = Unmatched.NO_PARTNER
+    of_start = np.full(len(ends), Unmatched.MATCHED, np.int8)
+    of_start[begun[starts]] = why[starts]
+    why[done] = of_start[instance[done]]
+    return why
+
+
 def _on_one_clock(trace: Trace, instance: Int64, why: Int8) -> Int8:
     """Refuse instances whose participants read different clocks."""
     clock_of = {rank.rank: rank.clock for rank in trace.ranks}
@@ -220,8 +257,10 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
         joined[rows] = False  # one sparse row makes the whole instance pairwise
         if matches.point_to_point[rows[0]]:
             pairs += _needs_of_transfer(trace, rows, operations)
-        elif (needed := _needs(trace, rows, str(operations[rows[0]]))) is None:
+        elif (needed := _needs(trace, rows[~matches.done[rows]], str(operations[rows[0]]))) is None:
             why[rows] = Unmatched.NO_ROOT
+        elif matches.done[rows].any():
+            pairs += _through_dones(trace, rows, matches.done, needed)
         elif len(needed) == len(rows) * (len(rows) - 1):
             joined[rows] = True
         else:
@@ -271,9 +310,17 @@ def _needs(trace: Trace, rows: Int64, operation: str) -> list[tuple[int, int]] |
     return [(one, two) for one in place for two in place if one != two and (gives(one, two) or gives(two, one))]
 
 
+def _through_dones(trace: Trace, rows: Int64, done: Bool, needed: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The done of each participant needs its own start and the starts of those that it depends on."""
+    member = trace.communications.member
+    ends = {int(member[row]): int(row) for row in rows if done[row]}
+    own = [(int(row), int(row)) for row in rows if not done[row]]
+    return [(one, ends[int(member[other])]) for one, other in (*own, *needed) if int(member[other]) in ends]
+
+
 def _timed(matches: Matches, arrival: Int64) -> Matches:
     """The last arrival that each matched row depends on, its own included."""
-    last, joined = arrival.copy(), np.flatnonzero(matches.joined)
+    last, joined = np.where(matches.done, np.iinfo(np.int64).min, arrival), np.flatnonzero(matches.joined)
     np.maximum.at(last, matches.pair_target, arrival[matches.pair_source])
     latest = np.full(int(matches.instance.max(initial=-1)) + 1, np.iinfo(np.int64).min)
     np.maximum.at(latest, matches.instance[joined], arrival[joined])

@@ -60,4 +60,5 @@ def _matches(found: OperationGraph, rows: Rows) -> Matches:
         joined=(met & ~passed)[rows],
         pair_source=np.empty(0, np.int32),
         pair_target=np.empty(0, np.int32),
+        done=np.zeros(len(rows), bool),
     )

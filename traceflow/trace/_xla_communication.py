@@ -44,8 +44,9 @@ def communications(
     """One row per event of a collective that the device takes part in.
 
     The key is made of the program, the run and the instruction, so that it is the same on all devices and wherever
-    the same programs run; the sequence counts the executions of the instruction within the run, as in a loop. The
-    payload is what goes in, counted at the event that issues the operation: a done has none of its own.
+    the same programs run; the sequence counts the executions of the instruction within the run, as in a loop. The two
+    halves of an asynchronous operation share both. The payload is what goes in, counted at the event that issues the
+    operation: a done has none of its own.
 
     Args:
         executed: The events.
@@ -72,7 +73,7 @@ def communications(
         executed.event[kept],
         np.array([strings.setdefault(row.operation, len(strings)) for row in rows], np.int32),
         np.array([groups.setdefault(row.members, len(groups)) if row.members else ABSENT for row in rows], np.int32),
-        _keys(executed)[kept],
+        _keys(executed, programs)[kept],
         _sequence(executed)[kept],
         executed.device[kept],
         np.array([row.payload_bytes for row in rows], np.int64),
@@ -129,15 +130,25 @@ def _payload(module: HloModule, row: int) -> int:
     return int(sizes.sum()) if len(sizes) and (sizes >= 0).all() else ABSENT
 
 
-def _keys(executed: Executed) -> Int64:
+def _keys(executed: Executed, programs: Programs) -> Int64:
     known: dict[tuple[int, int, str], int] = {}
     keys = []
-    for program, run, name in zip(executed.program, executed.run, executed.name, strict=True):
+    issued = _issued(executed, programs)
+    for program, run, name in zip(executed.program, executed.run, issued, strict=True):
         point = int(program), int(run), name
         if point not in known:
             known[point] = max(named_key(f"{program}/{run}/{name}"), 1)
         keys.append(known[point])
     return np.array(keys, np.int64)
+
+
+def _issued(executed: Executed, programs: Programs) -> list[str]:
+    """The name of the instruction that issued each: of a done, its start's."""
+    names = []
+    for program, row, name in zip(executed.program, executed.instruction, executed.name, strict=True):
+        module = programs.get(int(program))
+        names.append(name if module is None or row == ABSENT else module.instruction_name[module.start_of(int(row))])
+    return names
 
 
 def _sequence(executed: Executed) -> Int64:
