@@ -113,7 +113,7 @@ def memory(
     ]
     peaks = {one.module: one.peak_bytes for one in stated}
     rows = [_placed(trace, replace(row, compiler_peak_bytes=peaks.get(row.module))) for row in rows]
-    rows.sort(key=lambda row: (-(row.live_peak_bytes or 0), row.module, row.program))
+    rows.sort(key=lambda row: (-(row.live_peak_bytes or row.scheduled_peak_bytes or 0), row.module, row.program))
     shown = [row for row in rows if row.executed is not False]
     uses, allocator_skipped = allocators(trace)
     moved, traffic_skipped = traffic(trace, programs)
@@ -210,24 +210,32 @@ def _skipped(rows: Sequence[ProgramMemory], shown: Sequence[ProgramMemory], prog
     """What is not known of programs, each reason once."""
     if not rows:
         yield Skipped("/result/programs", "the capture holds no compiled program")
-    by_reason: dict[str, set[str]] = {}
-    for row in rows:
-        if reason := why_no_peak(programs[row.program]):
-            fields = ["live_peak_bytes", "peak_at", "live_at_peak", "live"]
-            fields += _SIZES if row.packed_bytes is None else _SIZES[:1]
-            by_reason.setdefault(reason, set()).update(fields)
-    if any(row.compiler_peak_bytes is None for row in rows):
-        by_reason["the capture holds no figures of the runtime for it"] = {"compiler_peak_bytes"}
-    if any(row.peak_at is not None and not row.peak_at.moments for row in rows):
-        by_reason["the trace shows no execution of the instruction"] = {"peak_at/moments"}
-    for reason, names in by_reason.items():
-        for name in sorted(names):
-            yield Skipped(f"/result/programs/*/{name}", reason)
-    if len(shown) != 1 or shown[0].live_peak_bytes is None:
-        several = len(shown) > 1 and all(row.live_peak_bytes is not None for row in shown)
-        reason = "which arguments are results of other programs is not told" if several else "a live peak is not known"
-        reason = reason if shown else "the capture holds no compiled program"
-        yield Skipped("/result/co_resident_peak_bytes", reason)
-        if not several:
-            yield Skipped("/result/co_resident_at_least_bytes", reason)
-            yield Skipped("/result/co_resident_unshared_bytes", reason)
+    gaps = dict.fromkeys(gap for row in rows for gap in _gaps(row, why_no_peak(programs[row.program])))
+    for reason, name in gaps:
+        yield Skipped(f"/result/programs/*/{name}", reason)
+    if len(shown) == 1 and shown[0].live_peak_bytes is not None:
+        return
+    several = len(shown) > 1 and all(row.live_peak_bytes is not None for row in shown)
+    reason = "which arguments are results of other programs is not told" if several else "a live peak is not known"
+    for which in ("peak",) if several else ("peak", "at_least", "unshared"):
+        yield Skipped(
+            f"/result/co_resident_{which}_bytes", reason if shown else "the capture holds no compiled program"
+        )
+
+
+def _gaps(row: ProgramMemory, why: str) -> Iterator[tuple[str, str]]:
+    """Reason and name of each figure of a program that is not known.
+
+    Args:
+        row: The program.
+        why: Why its live peak is not known, empty where it is.
+    """
+    if why:
+        sizes = _SIZES if row.packed_bytes is None else _SIZES[:1]
+        yield from ((why, name) for name in ("live_peak_bytes", "peak_at", "live_at_peak", "live", *sizes))
+    if row.scheduled_peak_bytes is None:
+        yield "the program has no schedule" if why else "the live peak is known", "scheduled_peak_bytes"
+    if row.compiler_peak_bytes is None:
+        yield "the capture holds no figures of the runtime for it", "compiler_peak_bytes"
+    if row.peak_at is not None and not row.peak_at.moments:
+        yield "the trace shows no execution of the instruction", "peak_at/moments"

@@ -19,6 +19,7 @@ from traceflow.analyzers.live_ranges import (
     value_name,
     value_shape,
 )
+from traceflow.analyzers.scheduled_peak import scheduled_peak_bytes
 from traceflow.program.buffers import Allocations, Buffers
 from traceflow.program.module import HloModule
 from traceflow.result import Json
@@ -117,6 +118,7 @@ class ProgramMemory:
     module: str
     executed: bool | None  # whether the trace shows it; None where the trace shows no programs
     live_peak_bytes: int | None = None  # most that is alive at once
+    scheduled_peak_bytes: int | None = None  # about the same by the schedule alone, where the live peak is not known
     packed_bytes: int | None = None  # what the compiler set aside, gaps between buffers included
     compiler_peak_bytes: int | None = None  # what the runtime reports as the peak
     persistent_bytes: int | None = None  # alive during the whole program
@@ -134,7 +136,7 @@ class ProgramMemory:
     def to_dict(self) -> dict[str, Json]:
         """A row of `programs`."""
         sizes = (
-            "live_peak_bytes", "packed_bytes", "compiler_peak_bytes", "persistent_bytes", "temp_bytes",
+            "live_peak_bytes", "scheduled_peak_bytes", "packed_bytes", "compiler_peak_bytes", "persistent_bytes", "temp_bytes",
             "argument_bytes", "output_bytes", "constant_bytes", "alias_bytes",
         )  # fmt: skip
         return {
@@ -169,7 +171,7 @@ def program_memory(
 
     live_peak = persistent + max over the simulation of the heap of what is alive; packed = sum of all allocations
     that are not on a thread's stack. Without a simulation of the temporaries there is no live peak; with several,
-    how they overlap is not told, and there is none either.
+    how they overlap is not told, and there is none either. The schedule then gives a figure that is about as high.
 
     Args:
         module: The program.
@@ -180,6 +182,8 @@ def program_memory(
     """
     said = ProgramMemory(program=program, module=module.name, executed=executed)
     buffers = module.buffers
+    if why_no_peak(module):
+        said = replace(said, scheduled_peak_bytes=scheduled_peak_bytes(module))
     if buffers is None:
         return said
     places = buffers.allocations

@@ -17,8 +17,10 @@ from test_live_ranges import ALLOCATE, FREE, buffers, heap, places
 
 from traceflow.analyzers.memory import memory
 from traceflow.analyzers.program_memory import START, ProgramMemory, program_memory
+from traceflow.analyzers.scheduled_peak import scheduled_peak_bytes
 from traceflow.errors import TraceflowError
 from traceflow.evidence import read
+from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.hlo_text import Line, read_hlo_lines
 from traceflow.program.module import HloModule
@@ -135,8 +137,52 @@ def test_sizes_are_those_of_memory_analysis() -> None:
         assert sizes == (
             said.argument_size_in_bytes, said.output_size_in_bytes, said.temp_size_in_bytes, said.alias_size_in_bytes,
         ), name  # fmt: skip
+        assert found.live_peak_bytes is None  # the executable tells no simulation of its heap
+        assert found.scheduled_peak_bytes is not None
         donated += said.alias_size_in_bytes
     assert donated
+
+
+@pytest.mark.parametrize(("name", "within"), [("hlo/fsdp4_a100", 0.02), ("hlo/conv3d_gpu.hlo.pb", 0.01)])
+def test_the_schedule_alone_gives_about_the_same_peak(corpus: Callable[[str], Path], name: str, within: float) -> None:
+    modules = [read_hlo_proto(content) for content in protos(corpus(name))]
+    known = [(program_memory(one, program=0).live_peak_bytes or 0, scheduled_peak_bytes(one) or 0) for one in modules]
+    for simulated, scheduled in known:
+        assert abs(scheduled - simulated) <= max(within * simulated, 100)
+
+
+SCHEDULED = """HloModule jit_step, is_scheduled=true
+
+%body (p: (f32[8], f32[8])) -> (f32[8], f32[8]) {
+  %p = (f32[8]{0}, f32[8]{0}) parameter(0)
+  %g = f32[8]{0} get-tuple-element(%p), index=0
+  %inner = f32[16]{0} exp(%g)
+  %next = f32[8]{0} slice(%inner), slice={[0:8]}
+  ROOT %t = (f32[8]{0}, f32[8]{0}) tuple(%next, %next)
+}
+
+%condition (q: (f32[8], f32[8])) -> pred[] {
+  %q = (f32[8]{0}, f32[8]{0}) parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  %a = f32[8]{0} exp(%x)
+  %b = f32[8]{0} exp(%a)
+  %s = (f32[8]{0}, f32[8]{0}) tuple(%a, %b)
+  %w = (f32[8]{0}, f32[8]{0}) while(%s), condition=%condition, body=%body
+  %r = f32[8]{0} get-tuple-element(%w), index=0
+  ROOT %y = f32[8]{0} negate(%r)
+}
+"""
+
+
+def test_values_live_from_where_they_are_made_to_their_last_use() -> None:
+    program = read_hlo_text(SCHEDULED, 7)
+    # x and y all the time; a and b until after the loop; inside it 64 for inner and 32 for next.
+    assert scheduled_peak_bytes(program) == 32 + 32 + 32 + 32 + 64 + 32
+    assert scheduled_peak_bytes(replace(program, schedule=np.full(len(program), -1, np.int32))) is None
 
 
 def module(names: tuple[str, ...], opcodes: tuple[str, ...] | None = None) -> HloModule:
