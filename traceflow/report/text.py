@@ -31,7 +31,7 @@ Row: TypeAlias = Mapping[str, Any]
 
 _REMOVABLE = "/result/removable"
 _PERIOD = "/result/steady_state/period_ns"
-_TOLD = frozenset({"/epoch", _REMOVABLE, _PERIOD})  # shown where the quantity would stand, or not looked for
+_TOLD = frozenset({"/epoch", "/result/programs/*/scheduled_peak_bytes", _REMOVABLE, _PERIOD})  # shown where the quantity would stand, or not looked for
 
 
 def render(document: Document, *, top: int = 12, width: int = 80, color: bool = False) -> str:
