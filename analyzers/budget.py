@@ -91,7 +91,8 @@ class Operation:
     @property
     def measured_over_bound_ratio(self) -> float | None:
         """Measured time over the largest bound; None where a missing figure could raise that, or where it waited."""
-        missing = self.work.waits or not _COUNTED.isdisjoint(self.work.cost.missing)
+        unbound = self.bounds.link_ns is None and self.work.cost.payload_bytes != 0
+        missing = self.work.waits or unbound or not _COUNTED.isdisjoint(self.work.cost.missing)
         bound_ns = self.bounds.largest_ns
         return None if missing or not bound_ns else self.work.measured_ns / bound_ns
 

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jsonschema import Draft202012Validator
 from kineto_builder import NCCL, KinetoTrace, opened
+from xla_files import Event, Kinds, Line, write, xspace
 
 import traceflow
 from traceflow.analyzers.budget import Bounds, Budget, Operation
@@ -21,6 +22,7 @@ from traceflow.cli import main
 from traceflow.errors import TraceflowError
 from traceflow.hardware import HARDWARE, Hardware
 from traceflow.program.cost import Cost
+from traceflow.program.schema import message
 from traceflow.report.json import dumps, envelope
 from traceflow.report.text import render
 from traceflow.run import Run
@@ -165,6 +167,14 @@ class TestCollectives:
         assert collective.work.total.payload_bytes == 2 * (4 << 20)  # each end sends as much as it puts in
         assert collective.bounds.link_ns == 2 * (4 << 20) * 5
         assert collective.bounds.binding == "link"
+
+    def test_without_a_rate_of_the_links_there_is_no_ratio(self, tmp_path: Path) -> None:
+        budget = self.two(tmp_path).budget(hardware="v3")
+        (collective,) = [o for o in budget.operations if o.work.kind is WorkKind.COLLECTIVE]
+        assert collective.bounds.link_ns is None
+        assert collective.bounds.memory_ns
+        assert collective.measured_over_bound_ratio is None
+        assert any("no rate per chip" in gap.reason for gap in budget.skipped)
 
     def test_with_a_rank_missing_the_wait_is_in_it_and_there_is_no_ratio(self, tmp_path: Path) -> None:
         card = KinetoTrace(0, 2)
@@ -346,6 +356,54 @@ class TestCorpus:
         assert 1 < np.median(ratios) < 1.5
         assert not any(o.work.recomputed for o in budget.operations)
         assert budget.operations[0].work.provenance == "compiler"
+
+
+FLOAT_SHAPE = 11  # F32 in xla_data.proto
+
+
+def product_program() -> bytes:
+    """A program whose third instruction, `dot.3`, multiplies [4, 8] by [8, 2]."""
+    proto = message("HloProto")()
+    proto.hlo_module.name, proto.hlo_module.id, proto.hlo_module.entry_computation_id = "jit_f", 5, 1
+    main = proto.hlo_module.computations.add(name="main", id=1, root_id=3)
+    for number, sizes in ((1, [4, 8]), (2, [8, 2])):
+        shape = {"element_type": FLOAT_SHAPE, "dimensions": sizes}
+        main.instructions.add(
+            id=number, name=f"p.{number}", opcode="parameter", parameter_number=number - 1, shape=shape
+        )
+    dot = main.instructions.add(id=3, name="dot.3", opcode="dot", operand_ids=[1, 2])
+    dot.shape.element_type = FLOAT_SHAPE
+    dot.shape.dimensions.extend([4, 2])
+    dot.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
+    dot.dot_dimension_numbers.rhs_contracting_dimensions.append(0)
+    return bytes(proto.SerializeToString())
+
+
+def test_several_kernels_of_one_instruction_are_one_execution(tmp_path: Path) -> None:
+    """The operands are split by three kernels, then multiplied by one, on each of two devices."""
+    stats = {"hlo_op": "dot.3", "hlo_module": "jit_f", "program_id": 5, "run_id": 9}
+    kernels = [Event(name, at * 1000 * US, 1000 * US, stats) for at, name in enumerate(["split"] * 3 + ["gemm"])]
+    planes = {f"/device:GPU:{device}": [Line("Stream #1(Kernel)", kernels)] for device in (0, 1)}
+    write(tmp_path / "host.xplane.pb", xspace(planes, programs={5: product_program()}))
+    (operation,) = traceflow.open(tmp_path).budget(hardware=PLAIN).operations
+    assert (operation.work.name, operation.work.executions) == ("dot.3", 2)
+    assert operation.work.measured_ns == 8 * US
+    assert operation.work.total.flops == {"f32": 2 * 128}
+    assert operation.work.total.bytes == 2 * 4 * (32 + 16 + 8)
+
+
+def test_what_a_tpu_states_is_read_from_an_xspace_too(tmp_path: Path) -> None:
+    text = "%fusion.1 = bf16[8,128]{1,0} fusion(bf16[8,64]{1,0} %p, bf16[64,128]{1,0} %w), kind=kOutput, calls=%c"
+    stated = Kinds(display="fusion.1", stats={"model_flops": 131_072, "bytes_accessed": 9_000})
+    lines = [
+        Line("XLA Modules", [Event("jit_f(5)", 0, 9_000_000, {"run_id": 1})]),
+        Line("XLA Ops", [Event(text, 1_000_000, 2_000_000)]),
+    ]
+    write(tmp_path / "host.xplane.pb", xspace({"/device:TPU:0": lines}, kinds={text: stated}))
+    (operation,) = traceflow.open(tmp_path).budget(hardware="v5e").operations
+    assert operation.work.cost.flops == {"bf16": 131_072}
+    assert operation.work.cost.total_bytes == 9_000
+    assert operation.work.provenance == "compiler"
 
 
 def test_a_program_of_jax_on_this_machine(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def timeline_of(page: Node) -> dict[str, Any]:
 
 
 def test_the_sections_come_in_order() -> None:
-    names = ["verdict", "findings", "steps", "timeline", "path", "communication", "quality", "method"]
+    names = ["verdict", "findings", "steps", "timeline", "path", "communication", "budget", "quality", "method"]
     assert [node.attributes["id"] for node in page_of(two_rounds().run()).all("section")] == [
         f"run0-{n}" for n in names
     ]
@@ -234,7 +234,7 @@ def test_the_downloaded_results_are_those_of_the_analyzers() -> None:
     kind, packed = link.attributes["href"].split(",")
     assert kind == "data:application/gzip;base64"
     results = json.loads(gzip.decompress(base64.b64decode(packed)))
-    assert set(results) == {"summary", "critical-path", "communication", "savings", "stragglers"}
+    assert set(results) == {"summary", "critical-path", "communication", "savings", "budget", "stragglers"}
     assert results["critical-path"]["result"] == json.loads(json.dumps(run.critical_path().to_dict()))
     assert results["critical-path"]["schema_version"] == 1
 
