@@ -200,6 +200,13 @@ _ALL = (
         "The file is no TOML, or says something that is not part of an intent.",
         "It may have batch, expect, mesh, params and activations; see the documentation of show sharding.",
     ),
+    Code(
+        "TF148",
+        "no such parallel plan",
+        "Sizes of parallel dimensions that describe no mesh of the given ranks, or the name of something that a plan "
+        "does not have.",
+        "The product of pp, tp, gtp and cp, and that of pp, etp, egtp and ep, must divide the number of ranks.",
+    ),
     # TF2xx, findings
     Code(
         "TF201",
