@@ -134,13 +134,13 @@ def test_programs_count_once_by_content() -> None:
 
 def test_a_program_holds_every_instruction_that_it_executed() -> None:
     known = {1: module("x", "y"), 2: module("x", "z"), 8: module("w")}
-    wanted: dict[int, set[str]] = {1: {"y"}, 2: {"y"}, 5: {"x"}, 6: {"w"}, 7: {"u"}}
+    wanted: dict[int, set[str]] = {1: {"y"}, 2: {"y"}, 5: {"x"}, 6: {"w"}, 7: {"u"}, 9: {"w", "u"}}
     found = executed_among(known, wanted)
     assert {key: (one.program_id, one.instruction_name) for key, one in found.items()} == {
         1: (1, ("x", "y")),
         2: (2, ("x", "y")),  # the number is another's in this process: the content tells
         6: (6, ("w",)),
-    }  # 5 may be either of two, 7 is none of them
+    }  # 5 may be either of two, 7 and 9 are none of them
     assert executed_among(known, {2: {"x"}})[2].instruction_name == ("x", "z")
 
 
