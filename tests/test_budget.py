@@ -291,6 +291,23 @@ class TestOutput:
         assert main(["show", "budget", str(tmp_path), "--hardware", "abacus", "-q"]) == 1
         assert "TF120" in capsys.readouterr().err
 
+    def test_a_project_may_describe_its_own_hardware(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        opened(tmp_path, multiplied())
+        monkeypatch.chdir(tmp_path)
+        settings = "[tool.traceflow.hardware.mine]\nflops_per_s = {f32 = 1e9}\nmemory_bytes_per_s = 5e8\n"
+        (tmp_path / "pyproject.toml").write_text(settings)
+        ask = ["show", "budget", str(tmp_path), "--hardware", "mine", "--format", "json", "-q"]
+        assert main(ask) == 0
+        result = json.loads(capsys.readouterr().out)["result"]
+        product = next(row for row in result["operations"] if row["name"] == "aten::mm")
+        assert (product["compute_bound_ns"], product["memory_bound_ns"]) == (128, 448)
+        assert result["hardware"]["name"] == "mine"
+        (tmp_path / "pyproject.toml").write_text(settings.replace("5e8", "-1"))
+        assert main(ask) == 1
+        assert "TF112" in capsys.readouterr().err
+
     def test_text_says_what_is_unknown(self, tmp_path: Path) -> None:
         run = opened(tmp_path, multiplied())
         text = render(json.loads(dumps(envelope(run.budget(), run))), width=100)

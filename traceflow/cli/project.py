@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
 
 from traceflow.errors import TraceflowError
+from traceflow.hardware import Hardware, known
 
 _FILE = Path("pyproject.toml")
 
@@ -16,19 +20,64 @@ def project_communication() -> list[str]:
     Raises:
         TraceflowError: TF112 when the file is no TOML, or `communication` in it no list of strings.
     """
+    patterns = _settings().get("communication", [])
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise _unusable("communication in [tool.traceflow] is no list of strings")
+    return patterns
+
+
+def hardware_named(name: str) -> Hardware:
+    """Hardware by its name: the project's own, of `[tool.traceflow.hardware.NAME]`, else what is known.
+
+    Raises:
+        TraceflowError: TF112 when the project describes it wrongly, TF120 when nobody knows the name.
+    """
+    described = _settings().get("hardware", {})
+    if not isinstance(described, dict) or name not in described:
+        return known(name)
+    try:
+        return msgspec.convert(described[name], _Described).hardware(name)
+    except msgspec.ValidationError as error:
+        raise _unusable(f"[tool.traceflow.hardware.{name}]: {error}") from error
+
+
+_Rate = Annotated[float, msgspec.Meta(gt=0)]
+
+
+class _Described(msgspec.Struct, forbid_unknown_fields=True):
+    """Hardware as a project describes it; what it leaves out is not known."""
+
+    flops_per_s: dict[str, _Rate]
+    memory_bytes_per_s: _Rate | None = None
+    link_bytes_per_s: _Rate | None = None
+    source: str = "the project's settings"
+
+    def hardware(self, name: str) -> Hardware:
+        """The same as rates of one device."""
+        return Hardware(
+            name=name,
+            unit="one device",
+            flops_per_s=self.flops_per_s,
+            memory_bytes=None,
+            memory_bytes_per_s=self.memory_bytes_per_s,
+            link_bytes_per_s=self.link_bytes_per_s,
+            link="as the project says" if self.link_bytes_per_s else "the project gives no rate",
+            source=self.source,
+        )
+
+
+def _settings() -> dict[str, Any]:
+    """`[tool.traceflow]`, empty where there is none."""
     try:
         with _FILE.open("rb") as file:
             settings = tomllib.load(file)
     except FileNotFoundError:
-        return []
+        return {}
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise _unusable(str(error)) from error
     tool = settings.get("tool")
     own = tool.get("traceflow") if isinstance(tool, dict) else None
-    patterns = own.get("communication", []) if isinstance(own, dict) else []
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise _unusable("communication in [tool.traceflow] is no list of strings")
-    return patterns
+    return own if isinstance(own, dict) else {}
 
 
 def _unusable(why: str) -> TraceflowError:

@@ -9,6 +9,7 @@ import typer
 
 from traceflow.cli.answer import answer
 from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window, verb
+from traceflow.cli.project import hardware_named
 
 if TYPE_CHECKING:
     from traceflow.result import Json
@@ -100,7 +101,8 @@ def budget(
 ) -> None:
     """What each operation computes, moves and sends, how long that takes at least, and how long it took."""
     request: dict[str, Json] = {"step": step, "hardware": hardware}
-    answer(options, source, lambda run: run.budget(hardware=hardware, step=step), request=request, top=top)
+    chosen = None if hardware is None else hardware_named(hardware)
+    answer(options, source, lambda run: run.budget(hardware=chosen, step=step), request=request, top=top)
 
 
 def sharding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.text import Text
@@ -21,6 +22,7 @@ Row: TypeAlias = Mapping[str, Any]
 MOST_OPERATIONS = 40
 _PREFIXES = ((10**15, "P"), (10**12, "T"), (10**9, "G"), (10**6, "M"), (10**3, "k"))
 _ONE_LINE = 60
+_BOUNDS = ("compute", "memory", "link")
 
 
 def budget_parts(result: Row, top: int) -> Iterator[RenderableType]:
@@ -99,7 +101,7 @@ def ratio_text(ratio: float | None) -> str:
 
 def largest_ns(one: Row) -> int | None:
     """The largest of the bounds that are known."""
-    known = (one[f"{which}_bound_ns"] for which in ("compute", "memory", "link"))
+    known = (one[f"{which}_bound_ns"] for which in _BOUNDS)
     return max((ns for ns in known if ns is not None), default=None)
 
 
@@ -118,7 +120,9 @@ def budget_grid(result: Row) -> Grid | None:
     if not rows:
         return None
     unknown = "shapes or rates are not known: see data quality"
-    bounds = {f"{which} bound": [one[f"{which}_bound_ns"] for one in rows] for which in ("compute", "memory", "link")}
+    sent = [one["payload_bytes"] for one in rows]
+    which = _BOUNDS if any(sent) else _BOUNDS[:2]
+    bounds = {f"{name} bound": [one[f"{name}_bound_ns"] for one in rows] for name in which}
     took, *others = durations({"took": [one["measured_ns"] for one in rows], **bounds}, absent=unknown)
     longest = max(one["measured_ns"] for one in rows)
     left = len(result["operations"]) - len(rows)
@@ -132,8 +136,8 @@ def budget_grid(result: Row) -> Grid | None:
             _figures("ratio", [ratio_text(one["measured_over_bound_ratio"]) for one in rows], unknown),
             _figures("FLOPs", [amount_text(one["flops"]).strip() for one in rows], unknown),
             _derived(sizes("bytes moved", [one["bytes"] for one in rows], absent=unknown)),
-            _derived(sizes("bytes sent", [one["payload_bytes"] for one in rows], absent=unknown)),
-            words("source line", [one["source"] or "" for one in rows]),
+            *([_derived(sizes("bytes sent", sent, absent=unknown))] if any(sent) else []),
+            words("source line", [PurePosixPath(one["source"] or "").name for one in rows]),
         ),
         f"{left:,} more operations are not shown." if left > 0 else "",
     )
