@@ -79,10 +79,12 @@ def _in_entry(programs: Programs, program: int, instruction: int) -> bool:
 def traffic(trace: Trace, programs: Programs) -> tuple[tuple[Traffic, ...], tuple[Skipped, ...]]:
     """Bytes that each device read from its memory and wrote to it, by the compiler's shapes times executions.
 
-    bytes = sum over executed instructions of operands and result, as far as they lie in the device's main memory.
-    Collectives are left out: what they move depends on how they are carried out. No counter of the hardware is in
-    the formats that are read, so nothing here is measured.
+    Of device memory, bytes = sum over executed instructions of operands and result, as far as they lie in the
+    device's main memory, by the compiler's shapes. Collectives are left out: what they move depends on how they are
+    carried out. Of copies, and of filling memory, bytes = sum of the sizes that the profiler recorded.
     """
+    window_ns = int(trace.events.end_ns.max() - trace.events.start_ns.min()) if len(trace.events) else 0
+    copied = tuple(_copied(trace, window_ns))
     sums: dict[tuple[int, int], int] = {}
     unknown = 0
     for one in executions(trace, programs):
@@ -93,15 +95,29 @@ def traffic(trace: Trace, programs: Programs) -> tuple[tuple[Traffic, ...], tupl
         unknown += size_bytes is None
         key = one.rank, one.device
         sums[key] = sums.get(key, 0) + (size_bytes or 0) * one.count
-    if not sums:
-        return (), (Skipped("/result/traffic", "neither counters nor executions of a compiled program are recorded"),)
-    window_ns = int(trace.events.end_ns.max() - trace.events.start_ns.min())
+    if not sums and not copied:
+        return (), (
+            Skipped("/result/traffic", "neither sizes of copies nor executions of a compiled program are recorded"),
+        )
     rows = tuple(
         Traffic(DEVICE_MEMORY, rank, None if device == ABSENT else device, size, window_ns, Provenance.COMPILER)
         for (rank, device), size in sorted(sums.items())
     )
     reason = f"of {unknown} instructions the sizes are not known: they are not in the sum"
-    return rows, (Skipped("/result/traffic/*/bytes", reason),) if unknown else ()
+    return (*rows, *copied), (Skipped("/result/traffic/*/bytes", reason),) if unknown else ()
+
+
+def _copied(trace: Trace, window_ns: int) -> Iterator[Traffic]:
+    """Copies by device and by what they are between, which their names tell."""
+    events, lanes, copies = trace.events, trace.lanes, trace.copies
+    lane = events.lane[copies.event]
+    table = np.column_stack((lanes.rank[lane], lanes.device[lane], events.name[copies.event])).astype(np.int64)
+    kinds, place = np.unique(table, axis=0, return_inverse=True)
+    sums = np.zeros(len(kinds), np.int64)
+    np.add.at(sums, place.ravel(), copies.size_bytes)
+    for (rank, device, name), size_bytes in zip(kinds.tolist(), sums.tolist(), strict=True):
+        on = None if device == ABSENT else device
+        yield Traffic(trace.strings[name], rank, on, size_bytes, window_ns, Provenance.MEASURED)
 
 
 def is_piece(module: HloModule, row: int) -> bool:

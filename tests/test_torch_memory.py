@@ -95,6 +95,29 @@ def test_the_v100_trace_peaks_where_its_events_say(corpus: Callable[[str], Path]
     assert set(on_device.by_phase_bytes) == {"forward", "backward"}  # SGD updates in place
 
 
+def test_copies_are_traffic_by_what_they_are_between(corpus: Callable[[str], Path]) -> None:
+    path = corpus("kineto/v100_ddp_rank1of2.json.gz")
+    told = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    sums: dict[str, int] = {}
+    for event in told:
+        if event.get("cat") in {"gpu_memcpy", "gpu_memset"}:
+            sums[event["name"]] = sums.get(event["name"], 0) + event["args"]["bytes"]
+    rows = open_run(path).memory().traffic
+    assert {row.interface: row.size_bytes for row in rows} == sums
+    assert {(row.rank, row.device, row.provenance.value) for row in rows} == {(1, 1, "measured")}
+
+
+def test_copies_without_a_size_are_no_traffic(tmp_path: Path) -> None:
+    copies = [
+        span("gpu_memcpy", "Memcpy HtoD", 1, 2, bytes=100),
+        span("gpu_memcpy", "Memcpy HtoD", 5, 2, bytes=28),
+        span("gpu_memcpy", "Memcpy DtoH", 9, 2),
+        span("kernel", "gemm", 12, 2, bytes=7),
+    ]
+    (row,) = open_run(written(tmp_path, copies)).memory().traffic
+    assert (row.interface, row.size_bytes, row.window_ns) == ("Memcpy HtoD", 128, 13_000)
+
+
 def test_memory_of_two_ranks_is_shifted_with_their_clocks(tmp_path: Path) -> None:
     traces = []
     for rank, base in ((0, 10_000), (1, 14_000)):

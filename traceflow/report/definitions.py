@@ -33,6 +33,8 @@ CONCEPTS: Mapping[str, str] = MappingProxyType(
         "steady state": "The steps in which nothing was compiled; warm-up is not in it.",
         "slowdown": "Of a job, its replayed step over its ideal one. Of a part of it, the ideal step with this part as "
         "it was over the ideal one: 1 where the part alone slows nothing down.",
+        "redundancy": "FLOPs of one device times the number of devices, over the FLOPs of the program before it was "
+        "divided: 1 where no device does what another does as well.",
         "spread": "Longest minus shortest step of the steady state. A smaller difference says nothing.",
     }
 )
@@ -139,12 +141,25 @@ _COLUMNS = {
     "use": "What PyTorch's profiler says that memory was used for.",
     "phase": "Forward, backward or optimizer; each lasts until something of another begins.",
     "interface": "Between what the bytes were moved.",
-    "moved": "Operands and results of all executed instructions, by their shapes.",
+    "moved": "Of copies, the sizes that were recorded; of device memory, operands and results of what was executed.",
     "shape": "With its layout, as HLO text writes it.",
     "values": "How many values have it.",
-    "array": "An argument or a result of the function.",
+    "array": "An argument or a result of a program, or a value within it.",
     "whole": "Its shape on all devices together.",
     "each": "What each device holds.",
+    "role": "An argument, a result, or a value that the program constrains.",
+    "intended": "How the program, or its author beside it, says that it is to lie: per dimension the axes that split it.",
+    "compiled": "How the compiler laid it out.",
+    "verdict": "Whether it lies as intended.",
+    "axes": "The axes of the mesh along which devices take part.",
+    "expected": "Whether what the author wrote calls for it: an explicit collective, a sum over an index that is split, "
+    "a change of layout that is stated, or what fully sharded data parallelism means.",
+    "sends": "Bytes that each device sends in one execution.",
+    "executions": "On all devices together.",
+    "time in all": "Sum over the executions on all devices, waiting included.",
+    "assembles": "The arguments of which it makes the whole, or the whole of a layer.",
+    "written as": "The scope that it comes from.",
+    "instructions": "As the compiler names them.",
     "who": "A worker, or a stage where all of its workers are alike.",
     "cause": "The sort of its work that costs most.",
 }

@@ -225,8 +225,9 @@ def _traffic_grids(traffic: Sequence[Row]) -> Iterator[Grid]:
         "Moved, which is not what is in use",
         (
             words("participant", [participant(row["rank"], row["device"]) for row in shown]),
-            words("interface", [row["interface"] for row in shown]),
+            names("interface", [row["interface"] for row in shown]),
             _amounts("moved", [row["bytes"] for row in shown]),
+            words("provenance", [row["provenance"] for row in shown]),
         ),
         left_out(len(traffic), len(shown), "devices"),
     )

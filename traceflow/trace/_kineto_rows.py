@@ -72,6 +72,14 @@ class Arguments:
 
 
 @dataclass(frozen=True, slots=True)
+class Copies:
+    """One row per copy, or filling, of memory that has a size."""
+
+    row: Int64  # in `Rows.spans`
+    size_bytes: Int64
+
+
+@dataclass(frozen=True, slots=True)
 class FlowEnds:
     """One row per start or end of a flow from a forward to a backward operator."""
 
@@ -106,7 +114,7 @@ class Allocations:
     device: Int64
 
 
-Table = TypeVar("Table", Spans, Collectives, Arguments, FlowEnds, SyncRecords, Allocations)
+Table = TypeVar("Table", Spans, Collectives, Arguments, Copies, FlowEnds, SyncRecords, Allocations)
 Number = TypeVar("Number", bound=np.integer)
 
 
@@ -117,6 +125,7 @@ class Rows:
     spans: Spans
     collectives: Collectives
     arguments: Arguments
+    copies: Copies
     flows: FlowEnds
     syncs: SyncRecords
     allocations: Allocations
@@ -201,6 +210,7 @@ class _Collector:
         self._spans: list[Spans] = []
         self._collectives: list[Collectives] = []
         self._arguments: list[Arguments] = []
+        self._copies: list[Copies] = []
         self._flows: list[FlowEnds] = []
         self._syncs: list[SyncRecords] = []
         self._allocations: list[Allocations] = []
@@ -231,6 +241,7 @@ class _Collector:
             _stacked(self._spans),
             _stacked(self._collectives),
             _stacked(self._arguments),
+            _stacked(self._copies),
             _stacked(self._flows),
             _stacked(self._syncs),
             _stacked(self._allocations),
@@ -280,9 +291,16 @@ class _Collector:
         )
         self._take_collectives(events)
         self._take_arguments(category, events)
+        self._take_copies(np.flatnonzero(category == k.MEMORY), events)
         start, stop = self._places[events, k.FINISHED].T
         self._unfinished.append(self._row_count + np.flatnonzero(stop - start == len("false")))  # "true" is shorter
         self._row_count += len(events)
+
+    def _take_copies(self, copied: Int64, events: Int64) -> None:
+        size_bytes = self._numbers(events[copied], k.BYTES)
+        told = size_bytes >= 0
+        if told.any() or not self._copies:
+            self._copies.append(Copies(self._row_count + copied[told], size_bytes[told]))
 
     def _take_collectives(self, events: Int64) -> None:
         stops = self._places[events, :, 1]

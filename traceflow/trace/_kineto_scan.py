@@ -54,6 +54,7 @@ _WORDS = {
     **_words("Bytes|Total Allocated|Total Reserved|Device Type|Device Id", BYTES),
     **_words("Input Dims|Input type|Concrete Inputs", SHAPES),
     "Input dims": SHAPES,
+    "bytes": BYTES,
     "external id": EXTERNAL,
     "Process Group ID": GROUP_NAME,
     # Capitalised: as exporters wrote them before 2022.

@@ -22,6 +22,7 @@ from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.model import (
     ABSENT,
     Communications,
+    Copies,
     Events,
     Flows,
     HloEvents,
@@ -131,6 +132,7 @@ def trace_of(rows: Rows, rank: Rank, communication: tuple[str, ...] = ()) -> Tra
         metadata=_metadata(rows.members),
         memory=_memory(rows, rank.rank, first_ns),
         operands=_operands(rows, kept, strings, spelled),
+        copies=_copies(rows, kept),
     )
     return _with_flows(canonical(trace), rows, flow_lane, lanes, first_ns)
 
@@ -283,6 +285,14 @@ def _compact(text: str) -> str:
         return json.dumps(json.loads(text))
     except ValueError:
         return text
+
+
+def _copies(rows: Rows, kept: Int64) -> Copies:
+    """The sizes of copies that were kept."""
+    place = np.full(len(rows.spans.name), ABSENT, np.int32)
+    place[kept] = np.arange(len(kept))
+    event = place[rows.copies.row]
+    return Copies(event[event >= 0], rows.copies.size_bytes[event >= 0])
 
 
 def _operands(rows: Rows, kept: Int64, strings: tuple[str, ...], spelled: Mapping[int, str]) -> Operands:

@@ -12,6 +12,7 @@ from traceflow.result import Tally
 from traceflow.trace.model import (
     Bool,
     Communications,
+    Copies,
     Events,
     Flows,
     HloEvents,
@@ -28,7 +29,9 @@ from traceflow.trace.model import (
     Trace,
 )
 
-Table = TypeVar("Table", Events, Communications, Flows, HloEvents, Launches, Marks, MemoryEvents, Syncs, Operands)
+Table = TypeVar(
+    "Table", Events, Communications, Flows, HloEvents, Launches, Marks, MemoryEvents, Syncs, Operands, Copies
+)
 
 
 def canonical(trace: Trace) -> Trace:
@@ -62,6 +65,7 @@ def canonical(trace: Trace) -> Trace:
         marks=_point_at(trace.marks, row, ()),
         memory=_in_order(trace.memory),
         operands=_point_at(trace.operands, row, ("event",)),
+        copies=_point_at(trace.copies, row, ("event",)),
         tally=trace.tally + tally,
     )
     return _from_earliest(remapped)
@@ -114,7 +118,7 @@ def _with_clocks(ranks: list[Rank], *, comparable: bool) -> tuple[Rank, ...]:
     )
 
 
-_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks", "memory", "operands")
+_TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "marks", "memory", "operands", "copies")
 
 
 def take(table: Table, rows: Int64 | Bool) -> Table:
@@ -264,5 +268,6 @@ def _renumbered(trace: Trace, shift: int, code: Int32, event: int, lane: int, gr
         launches=replace(trace.launches, event=trace.launches.event + np.int32(event)),
         marks=replace(trace.marks, start_ns=trace.marks.start_ns + shift, end_ns=trace.marks.end_ns + shift),
         memory=replace(trace.memory, time_ns=trace.memory.time_ns + shift),
+        copies=replace(trace.copies, event=trace.copies.event + np.int32(event)),
         operands=Operands(o.event + np.int32(event), coded(o.shapes), coded(o.types), coded(o.values)),
     )

@@ -48,6 +48,7 @@ def without_host_noise(trace: Trace) -> Trace:
             hlo=replace(trace.hlo, event=row[trace.hlo.event]),
             launches=replace(trace.launches, event=row[trace.launches.event]),
             operands=take(operands, operands.event >= 0),
+            copies=replace(trace.copies, event=row[trace.copies.event]),
             tally=trace.tally
             + Tally(kept=len(left) - len(row), dropped={reason: count for reason, count in reasons.items() if count}),
         )

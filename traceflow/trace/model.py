@@ -166,6 +166,14 @@ class Operands:
     values: Int32  # of the arguments that are no tensors; ABSENT where they were not recorded
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """One row per copy between or within memories, or filling of one, whose size was recorded."""
+
+    event: Int32
+    size_bytes: Int64
+
+
 class MemorySource(IntEnum):
     """Who tells of memory; what two of them tell of one device is the same memory, and is never added up."""
 
@@ -247,9 +255,12 @@ class Trace:
     metadata: Mapping[str, str] = field(default_factory=dict)
     memory: MemoryEvents = field(default_factory=lambda: empty(MemoryEvents))
     operands: Operands = field(default_factory=lambda: empty(Operands))
+    copies: Copies = field(default_factory=lambda: empty(Copies))
 
 
-_Side = TypeVar("_Side", Events, Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents, Operands)
+_Side = TypeVar(
+    "_Side", Events, Communications, Syncs, Flows, HloEvents, Launches, Marks, MemoryEvents, Operands, Copies
+)
 
 
 def empty(table: type[_Side]) -> _Side:
