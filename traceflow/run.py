@@ -192,11 +192,16 @@ class Run:
 
         return compilations_of(self.evidence.stages, self.programs)
 
-    def sharding(self, intent: Intent | None = None) -> Sharding:
-        """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`."""
+    def sharding(self, intent: Intent | None = None, *, step: int | None = None) -> Sharding:
+        """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`.
+
+        Args:
+            intent: What the programs do not say themselves.
+            step: Which step mismatches cost something in; the whole capture where None.
+        """
         from traceflow.analyzers.sharding import sharding
 
-        path = self.critical_path() if len(self.trace.hlo.event) else None
+        path = self.critical_path(step=step) if len(self.trace.hlo.event) else None
         return sharding(self.compilations, intent, trace=self.trace, path=path)
 
     def what_if(

@@ -49,7 +49,7 @@ def sharding(
             :func:`traceflow.collectors.jax.compile_only`.
         intent: What no program says by itself; see :func:`traceflow.intent.intent.intent`.
         trace: Of the programs when they ran, for what a mismatch costs.
-        path: The critical path of the trace.
+        path: The critical path of the trace, or of the step of it that costs are about.
 
     Returns:
         Arrays, collectives and findings of all programs; the redundancy is that of the heaviest of them.

@@ -15,7 +15,7 @@ from traceflow.trace.model import Trace
 
 
 class Executed(NamedTuple):
-    """Executions of some instructions, all devices together."""
+    """Executions of some instructions in the window of the path, all devices together."""
 
     occurrences: int
     time_ns: int
@@ -43,6 +43,9 @@ class Measured:
             return None
         wanted = [row for r in rows for row in _compiled_rows(p.divided, compiled, r)]
         events = hlo.event[of_program & np.isin(hlo.instruction, wanted)]
+        if self.path is not None:
+            started = self.trace.events.start_ns[events]
+            events = events[(started >= self.path.window.start_ns) & (started < self.path.window.end_ns)]
         time = self.trace.events.end_ns[events] - self.trace.events.start_ns[events]
         return Executed(len(events), int(time.sum()), self._on_path({compiled.instruction_name[row] for row in wanted}))
 

@@ -59,8 +59,8 @@ class CollectiveRow:
     assembles: tuple[str, ...]  # arguments that it gathers to their whole
     scope: str
     source: str
-    occurrences: int | None  # executions on one device in the trace
-    time_ns: int | None  # on all devices together
+    occurrences: int | None  # executions in the trace, on all devices together
+    time_ns: int | None  # likewise
 
     def to_dict(self) -> dict[str, Json]:
         """A row of `collectives`."""

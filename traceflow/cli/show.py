@@ -111,14 +111,15 @@ def sharding(
     intent: Annotated[
         Path | None, typer.Option("--intent", metavar="FILE", help="What the program does not say itself, in TOML.")
     ] = None,
+    step: Step = None,
     top: Top = 12,
 ) -> None:
     """How arrays were meant to lie on the mesh, how they do, and the collectives that nobody asked for."""
     from traceflow.intent.file import read_intent
 
     stated = None if intent is None else read_intent(intent)
-    request: dict[str, Json] = {"intent": None if intent is None else str(intent)}
-    answer(options, source, lambda run: run.sharding(stated), request=request, top=top)
+    request: dict[str, Json] = {"intent": None if intent is None else str(intent), "step": step}
+    answer(options, source, lambda run: run.sharding(stated, step=step), request=request, top=top)
 
 
 show.command()(verb(summary))

@@ -17,6 +17,7 @@ from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.report.memory_section import MemorySection, memory_section
 from traceflow.report.names import printable
 from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
+from traceflow.report.sharding_section import ShardingSection, sharding_section
 from traceflow.report.subject import Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
@@ -24,7 +25,17 @@ from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
 
 _LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
-_LONG_LISTS = ("segments", "collectives", "unmatched", "point_to_point", "operations", "layout", "programs", "allocator")
+_LONG_LISTS = (
+    "segments",
+    "collectives",
+    "unmatched",
+    "point_to_point",
+    "operations",
+    "layout",
+    "programs",
+    "allocator",
+    "arrays",
+)
 _RAW_BYTES = 600_000
 
 
@@ -62,6 +73,7 @@ class Chapter:
     communication: tuple[Grid, ...]
     budget: Budget
     memory: MemorySection | None
+    sharding: ShardingSection | None
     quality: str
     evidence: tuple[Grid, ...]
     inputs: tuple[Grid, ...]
@@ -95,7 +107,9 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     graph = run.graph(step=step)
     needs = (run.memory(), run.padding())
     held = memory_section(needs[0].to_dict(), needs[1].to_dict())
-    results = (*results, *needs) if held else results
+    lies = run.sharding(step=step)
+    divided = sharding_section(lies.to_dict(), lies.findings, lies.mesh)
+    results = (*results, *(needs if held else ()), *((lies,) if divided else ()))
     findings = [finding for result in results for finding in result.findings]
     return Chapter(
         id=f"run{number}",
@@ -114,6 +128,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         communication=tuple(communication_grids(talked, graph.start_ns)),
         budget=Budget.of(costs.to_dict()),
         memory=held,
+        sharding=divided,
         quality=_quality(run, results),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
         inputs=tuple(input_grids(trace)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 _ARGUMENTS = re.compile(r"<[^<>]*>|\([^()]*\)")
@@ -51,3 +52,14 @@ def short_name(name: str) -> str:
 def where(row: Mapping[str, Any]) -> str:
     """A participant as rank:device."""
     return f"{row['rank']}:{'host' if row['device'] is None else row['device']}"
+
+
+def numbers(found: Sequence[int]) -> str:
+    """Whole numbers in order, neighbours as a range.
+
+    Example:
+        >>> numbers([0, 1, 2, 5])
+        '0-2, 5'
+    """
+    runs = [[number for _, number in run] for _, run in groupby(enumerate(found), key=lambda pair: pair[1] - pair[0])]
+    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from traceflow.graph import DependencyGraph
+from traceflow.intent.mesh import Mesh
 from traceflow.result import Result
 from traceflow.trace.model import Int32, Int64, Text, Trace
 
@@ -72,6 +73,14 @@ class CriticalPath(Result, Protocol):
         """Time on the path per rank."""
 
 
+class Sharding(Result, Protocol):
+    """An audit of sharding."""
+
+    @property
+    def mesh(self) -> Mesh | None:
+        """What the programs run on."""
+
+
 class Subject(Protocol):
     """A run that can be asked for everything that a report shows."""
 
@@ -103,6 +112,9 @@ class Subject(Protocol):
 
     def padding(self) -> Result:
         """What is stored beyond the values themselves."""
+
+    def sharding(self, *, step: int | None = None) -> Sharding:
+        """Intended against compiled sharding, with what ran in the window."""
 
     def savings(self, *, step: int | None = None) -> Result:
         """What would shorten the window most."""

@@ -13,7 +13,7 @@ from traceflow.report.budget import budget_parts
 from traceflow.report.communication_text import communication_parts
 from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
-from traceflow.report.names import printable, short_name, where
+from traceflow.report.names import numbers, printable, short_name, where
 from traceflow.report.path_text import path_parts, predicted_path_parts
 from traceflow.report.savings import effect_parts, savings_parts
 from traceflow.report.sharding import sharding_parts
@@ -31,7 +31,9 @@ Row: TypeAlias = Mapping[str, Any]
 
 _REMOVABLE = "/result/removable"
 _PERIOD = "/result/steady_state/period_ns"
-_TOLD = frozenset({"/epoch", "/result/programs/*/scheduled_peak_bytes", _REMOVABLE, _PERIOD})  # shown where the quantity would stand, or not looked for
+_TOLD = frozenset(
+    {"/epoch", "/result/programs/*/scheduled_peak_bytes", _REMOVABLE, _PERIOD}
+)  # shown where the quantity would stand, or not looked for
 
 
 def render(document: Document, *, top: int = 12, width: int = 80, color: bool = False) -> str:
@@ -67,7 +69,7 @@ def _summary(document: Document, top: int) -> Iterator[RenderableType]:
     yield Text(
         f"{result['format']}, {result['event_count']:,} events, recorded {document['epoch'] or _why(document, '/epoch')}"
     )
-    yield Text(f"ranks    {_numbers(result['ranks'])}")
+    yield Text(f"ranks    {numbers(result['ranks'])}")
     yield Text(f"devices  {_devices(result['devices'])}")
     if (programs := result.get("programs")) is not None:
         yield Text(f"programs {joined_to(programs)}")
@@ -141,7 +143,7 @@ def _clocks(document: Document, top: int) -> Iterator[RenderableType]:
     yield from left_out(ranks, top, "ranks")
     yield Text(f"\nResidual: {duration_text(result['residual_ns'])}, the error bar of every figure that crosses ranks")
     for island in result["unaligned"]:
-        yield Text(f"Linked to rank {result['reference_rank']} by no collective: {_numbers(island)}")
+        yield Text(f"Linked to rank {result['reference_rank']} by no collective: {numbers(island)}")
 
 
 def _stragglers(document: Document, top: int) -> Iterator[RenderableType]:
@@ -211,20 +213,9 @@ def _why(document: Document, pointer: str) -> str:
     return f"{UNKNOWN} ({reason})"
 
 
-def _numbers(numbers: Sequence[int]) -> str:
-    """Whole numbers in order, neighbours as a range.
-
-    Example:
-        >>> _numbers([0, 1, 2, 5])
-        '0-2, 5'
-    """
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]
-    return ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs) or "none"
-
-
 def _devices(devices: Iterable[Row]) -> str:
     by_rank = groupby(devices, key=lambda device: device["rank"])
-    return "; ".join(f"rank {rank}: {_numbers([d['device'] for d in of])}" for rank, of in by_rank) or "none"
+    return "; ".join(f"rank {rank}: {numbers([d['device'] for d in of])}" for rank, of in by_rank) or "none"
 
 
 def _memory(document: Document, top: int) -> Iterator[RenderableType]:
