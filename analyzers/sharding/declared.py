@@ -20,7 +20,7 @@ def declared(p: Partitioning, collective: Collective) -> bool | None:
     """
     if p.intent.expected is None:
         return None
-    return (collective.operation, frozenset(collective.axes or ())) in map(_entry, p.intent.expected)
+    return (collective.operation, frozenset(collective.axes or ())) in map(read_entry, p.intent.expected)
 
 
 def undeclared_collectives(p: Partitioning) -> Iterator[Found]:
@@ -40,7 +40,7 @@ def undeclared_collectives(p: Partitioning) -> Iterator[Found]:
             )
     happened = {(c.operation, frozenset(c.axes or ())) for c in p.collectives}
     for entry in p.intent.expected or ():
-        if _entry(entry) not in happened and p.divided is not None:
+        if read_entry(entry) not in happened and p.divided is not None:
             yield Found(
                 code="TF246",
                 title=f"{entry} does not happen, though it is expected",
@@ -49,7 +49,7 @@ def undeclared_collectives(p: Partitioning) -> Iterator[Found]:
             )
 
 
-def _entry(text: str) -> tuple[str, frozenset[str]]:
+def read_entry(text: str) -> tuple[str, frozenset[str]]:
     """An entry such as `all-reduce(data)`."""
     match = _WRITTEN.fullmatch(text)
     if match is None:
