@@ -185,6 +185,26 @@ def test_values_live_from_where_they_are_made_to_their_last_use() -> None:
     assert scheduled_peak_bytes(replace(program, schedule=np.full(len(program), -1, np.int32))) is None
 
 
+def test_the_peak_that_the_runtime_reports_is_read_from_a_capture_and_judged(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax", reason="recording needs JAX")
+    import traceflow
+
+    def squared(x: Any) -> Any:
+        return jax.numpy.sort(x @ x).sum()
+
+    step: Any = traceflow.instrument(jax.jit(squared))
+    with traceflow.record(tmp_path / "run", framework="jax", warmup=1, steps=1):
+        for _ in range(2):
+            step(jax.numpy.ones((64, 64)))
+    found = traceflow.open(tmp_path / "run").memory()
+    (row,) = [one for one in found.programs if one.module == "jit_squared"]
+    assert row.live_peak_bytes is not None
+    assert row.compiler_peak_bytes is not None
+    if row.compiler_peak_bytes < row.live_peak_bytes:  # as long as the runtime on CPU leaves temporaries out
+        assert "TF211" in {finding.code for finding in found.findings}
+    assert row.live_peak_bytes >= 2 * 64 * 64 * 4  # the argument, and the product
+
+
 def module(names: tuple[str, ...], opcodes: tuple[str, ...] | None = None) -> HloModule:
     """A program of one computation, each instruction with a result of one byte."""
     lines = [Line(f"%{name} = u8[1]{{0}} {op}()", f"scope/{name}", f"model/{name}.py:1") for name, op in zip(
