@@ -171,7 +171,7 @@ def _of_instructions(
     """A column of the programs for each row of `Trace.hlo`, or only for some of them."""
     hlo = trace.hlo
     told = np.full(len(hlo.event), missing, object)
-    wanted: Bool = hlo.instruction != ABSENT
+    wanted: Bool = (hlo.instruction != ABSENT) & np.isin(hlo.program, list(programs))
     if only is not None:
         wanted &= np.isin(np.arange(len(hlo.event)), only)
     for key in np.unique(hlo.program[wanted]).tolist():

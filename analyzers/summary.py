@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
@@ -121,7 +120,7 @@ class Summary:
         return pd.DataFrame([step.to_dict() for step in self.steps])
 
 
-def summary(trace: Trace, found: Dependencies, programs: Programs = MappingProxyType({})) -> Summary:
+def summary(trace: Trace, found: Dependencies, programs: Programs | None = None) -> Summary:
     """Count what a capture holds and time its steps.
 
     A step's duration runs from its mark to the end of the work that it launched. returned <= ready <= fetched
@@ -131,7 +130,7 @@ def summary(trace: Trace, found: Dependencies, programs: Programs = MappingProxy
     Args:
         trace: The evidence.
         found: Its dependencies.
-        programs: Compiled programs, by the keys that the trace uses.
+        programs: Compiled programs, by the keys that the trace uses; without them, what they explain is not told.
     """
     lanes = trace.lanes
     steps = _steps(trace, found)
@@ -154,7 +153,7 @@ def summary(trace: Trace, found: Dependencies, programs: Programs = MappingProxy
         steady_state=steady,
         event_count=len(trace.events),
         format=trace.format,
-        join=join(trace, found, programs) if len(trace.hlo.event) else None,
+        join=join(trace, found, programs) if programs is not None and len(trace.hlo.event) else None,
         findings=_findings(steps),
         skipped=tuple(skipped),
         notes=found.notes,

@@ -11,7 +11,9 @@ import pytest
 from xla_files import Event, Line, write, xspace
 
 import traceflow
+from traceflow.analyzers.critical_path import critical_path
 from traceflow.analyzers.join import executions
+from traceflow.analyzers.summary import summary
 from traceflow.program.description import described
 from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.module import HloModule
@@ -138,6 +140,12 @@ def test_segments_tell_where_their_work_was_written(tmp_path: Path) -> None:
         ("memcpy", None, None, None),
         ("x", "add", "jit(f)/b", None),
     ]
+
+
+def test_a_path_can_be_told_without_its_programs(tmp_path: Path) -> None:
+    run = recorded(tmp_path, [("gemm", "a", 0, 50)])
+    assert set(critical_path(run.trace, run.dependencies).segments.source) == {None}
+    assert summary(run.trace, run.dependencies).join is None
 
 
 def test_kineto_has_no_programs(corpus: Callable[[str], Path]) -> None:
