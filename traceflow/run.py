@@ -169,12 +169,15 @@ class Run:
 
         return padding(self.trace, self.programs, stated=self.evidence.stated)
 
-    def budget(self, *, hardware: str | Hardware | None = None, step: int | None = None) -> Budget:
+    def budget(
+        self, *, hardware: str | Hardware | None = None, step: int | None = None, window: str | None = None
+    ) -> Budget:
         """How far operations are from what hardware allows; see :func:`traceflow.analyzers.budget.budget`.
 
         Args:
             hardware: A name such as ``"h100"`` or ``"cpu"``, which measures this machine; told by the trace where None.
             step: Which step; the whole capture where None.
+            window: The same by the name of an annotation, as for the other questions.
 
         Raises:
             TraceflowError: TF120 for hardware that is not known.
@@ -182,8 +185,9 @@ class Run:
         from traceflow.analyzers.budget import budget
         from traceflow.hardware import known
 
-        chosen = known(hardware) if isinstance(hardware, str) else hardware
-        return budget(self.trace, self.programs, self.dependencies, hardware=chosen, step=step)
+        on = known(hardware) if isinstance(hardware, str) else hardware
+        trace, step = self._chosen(step, window)
+        return budget(trace, self.programs, self.dependencies, hardware=on, step=step)
 
     @cached_property
     def compilations(self) -> tuple[Compilation, ...]:

@@ -97,12 +97,19 @@ def budget(
         str | None, typer.Option(metavar="NAME", help="What it ran on, such as h100; cpu measures this machine.")
     ] = None,
     step: Step = None,
+    window: Window = None,
     top: Top = 12,
 ) -> None:
     """What each operation computes, moves and sends, how long that takes at least, and how long it took."""
-    request: dict[str, Json] = {"step": step, "hardware": hardware}
+    request: dict[str, Json] = {"step": step, "window": window, "hardware": hardware}
     chosen = None if hardware is None else hardware_named(hardware)
-    answer(options, source, lambda run: run.budget(hardware=chosen, step=step), request=request, top=top)
+    answer(
+        options,
+        source,
+        lambda run: run.budget(hardware=chosen, step=step, window=window),
+        request=request,
+        top=top,
+    )
 
 
 def sharding(
