@@ -97,7 +97,8 @@ def memory(
         donate: Patterns of arguments: what the peak would be if they were donated.
 
     Returns:
-        Programs with the largest peak first, allocators by rank and device, and traffic.
+        Programs with the largest peak first and those that the trace does not show last, allocators by rank and
+        device, and traffic.
 
     Raises:
         TraceflowError: TF112 for a pattern that is no regular expression.
@@ -113,7 +114,7 @@ def memory(
     ]
     peaks = {one.module: one.peak_bytes for one in stated}
     rows = [_placed(trace, replace(row, compiler_peak_bytes=peaks.get(row.module))) for row in rows]
-    rows.sort(key=lambda row: (-(row.live_peak_bytes or row.scheduled_peak_bytes or 0), row.module, row.program))
+    rows.sort(key=_order)
     shown = [row for row in rows if row.executed is not False]
     uses, allocator_skipped = allocators(trace)
     moved, traffic_skipped = traffic(trace, programs)
@@ -125,6 +126,10 @@ def memory(
         findings=tuple(_findings(shown)),
         skipped=(*_skipped(rows, shown, programs), *allocator_skipped, *traffic_skipped),
     )
+
+
+def _order(row: ProgramMemory) -> tuple[bool, int, str, int]:
+    return row.executed is False, -(row.live_peak_bytes or row.scheduled_peak_bytes or 0), row.module, row.program
 
 
 def _check(pattern: str) -> None:

@@ -300,6 +300,7 @@ def test_a_peak_is_placed_on_the_timeline_of_each_device() -> None:
 
 def test_programs_of_one_device_have_a_peak_between_two_bounds() -> None:
     first, second = small(), replace(small(), program_id=8)
+    assert second.buffers is not None
     trace = executing(first)
     programs = np.array([7, 7, 8, 8])
     both = memory(replace(trace, hlo=replace(trace.hlo, program=programs)), {7: first, 8: second})
@@ -308,6 +309,9 @@ def test_programs_of_one_device_have_a_peak_between_two_bounds() -> None:
     assert {"/result/co_resident_peak_bytes"} == {s.what for s in both.skipped if "co_resident" in s.what}
     one = memory(trace, {7: first, 8: second})
     assert [row.executed for row in one.programs] == [True, False]
+    larger = replace(second.buffers, allocations=replace(second.buffers.allocations, size_bytes=np.array([99, 8, 6])))
+    both = memory(trace, {7: first, 8: replace(second, buffers=larger)})
+    assert [row.program for row in both.programs] == [7, 8]  # what does not run comes last, however large
     assert one.co_resident.peak_bytes == 22
 
 

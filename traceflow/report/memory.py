@@ -40,13 +40,17 @@ def memory_parts(result: Row, top: int) -> Iterator[RenderableType]:
 
 def _programs(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
     yield heading("Programs, per device (live: at once; packed: set aside; reported: by the runtime)")
-    rows = [(_peak(one), *(size_text(one[key]) for key in _TOTALS), one["module"]) for one in programs[:top]]
+    rows = [(_peak(one), *(size_text(one[key]) for key in _TOTALS), _module(one)) for one in programs[:top]]
     yield Rows(("live", "packed", "reported", "kept", "temp", "alias", "name"), rows)
     if rest := programs[top:]:
         largest = max((one["live_peak_bytes"] or 0 for one in rest), default=0)
         yield Text(f"and {len(rest):,} others, of at most {size_text(largest)} each")
     if any(one["scheduled_peak_bytes"] for one in programs[:top]):
         yield Text("~ by the schedule alone: the compiler's simulation of the heap is not there")
+
+
+def _module(program: Row) -> str:
+    return f"{program['module']}, not executed" if program["executed"] is False else str(program["module"])
 
 
 def _peak(program: Row) -> str:
