@@ -398,7 +398,7 @@ def product_program() -> bytes:
 
 def test_several_kernels_of_one_instruction_are_one_execution(tmp_path: Path) -> None:
     """The operands are split by three kernels, then multiplied by one, on each of two devices."""
-    stats = {"hlo_op": "dot.3", "hlo_module": "jit_f", "program_id": 5, "run_id": 9}
+    stats: dict[str, int | str | bytes] = {"hlo_op": "dot.3", "hlo_module": "jit_f", "program_id": 5, "run_id": 9}
     kernels = [Event(name, at * 1000 * US, 1000 * US, stats) for at, name in enumerate(["split"] * 3 + ["gemm"])]
     planes = {f"/device:GPU:{device}": [Line("Stream #1(Kernel)", kernels)] for device in (0, 1)}
     write(tmp_path / "host.xplane.pb", xspace(planes, programs={5: product_program()}))
