@@ -10,6 +10,7 @@ import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.join import Written, written
+from traceflow.analyzers.thread_pool import waits_for_threads
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
 from traceflow.program.module import Programs
@@ -178,11 +179,13 @@ def critical_path(
     """
     window, graph = in_window(trace, found, step)
     slack_of = _slack(trace, graph) if slack else None
+    segments = segments_of(trace, graph, programs)
     return CriticalPath(
         window=window,
-        segments=segments_of(trace, graph, programs),
+        segments=segments,
         slack=slack_of,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
+        findings=waits_for_threads(trace, segments),
         skipped=(*_unaligned(trace), *unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
         notes=found.notes,
     )

@@ -303,6 +303,13 @@ _ALL = (
         "Keep more of them where memory allows it; what computation hides costs nothing.",
     ),
     Code(
+        "TF216",
+        "virtual devices wait for threads",
+        "Devices that are simulated on a CPU share the threads of the host. Operations that were ready waited while "
+        "those threads ran other operations; on the path this shows as idle, since such order is no dependency.",
+        "Simulate fewer devices, or give the host more cores; an accelerator has no such queue.",
+    ),
+    Code(
         "TF231",
         "parameter gathered in full",
         "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "
