@@ -446,3 +446,21 @@ def _length_of(run: Run, name: str) -> int:
     trace = run.trace
     events = trace.hlo.event[[trace.strings[trace.events.name[e]].startswith(name) for e in trace.hlo.event]]
     return int((trace.events.end_ns[events] - trace.events.start_ns[events]).sum())
+
+
+def test_a_loop_of_jax_counts_what_ran_and_itself_not_at_all(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax", reason="the program is JAX's")
+    side, trips = 32, 5
+    x, weights = jax.numpy.ones((side, side)), jax.numpy.ones((trips, side, side))
+    scan = jax.jit(lambda x, w: jax.lax.scan(lambda carried, one: (jax.numpy.tanh(carried @ one), None), x, w)[0])
+    with traceflow.record(tmp_path / "run") as recorder:
+        for _ in range(4):
+            with recorder.step() as step:
+                step.ready(scan(x, weights))
+    run = traceflow.open(tmp_path / "run")
+    budget, runs = run.budget(hardware=PLAIN), len(np.unique(run.trace.hlo.run))
+    assert runs > 1
+    assert budget.total.flops["f32"] == runs * trips * 2 * side**3
+    assert not any(operation.work.detail.startswith("while") for operation in budget.operations)
+    product = max(budget.operations, key=lambda operation: operation.work.total.flops.get("f32", 0))
+    assert product.work.executions == runs * trips
