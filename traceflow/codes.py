@@ -390,6 +390,27 @@ _ALL = (
         "does not happen.",
         "Look at what lies differently from what was meant, or correct the list.",
     ),
+    Code(
+        "TF247",
+        "plan key that matches no module",
+        "A key of the plan for parallelize_module names no module, so that what it was to split stays whole on every "
+        "rank. Results are right; nothing is saved.",
+        "Correct the key; the nearest names are told.",
+    ),
+    Code(
+        "TF248",
+        "implicit redistribution",
+        "Operands of an operator lie differently, and PyTorch moves one of them by collectives, without a word. Sums "
+        "that are added up, and parameters that are gathered as full sharding means it, are none.",
+        "Let the operands lie alike, or redistribute where it is wanted.",
+    ),
+    Code(
+        "TF249",
+        "replicas that differ",
+        "An array is claimed to be the same on several devices, and is not. Nothing else compares them: whichever is "
+        "read decides what the result is.",
+        "Begin with the same values everywhere, and reduce what devices compute from different data.",
+    ),
     # TF3xx, quality of the evidence
     Code(
         "TF301",
