@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any, TypeAlias
@@ -19,10 +19,11 @@ Row: TypeAlias = Mapping[str, Any]
 Piece: TypeAlias = tuple[tuple[int, int], ...]
 """First and end index per dimension."""
 
-_MOST_DEVICES, _MOST_PICTURES, _MOST_PIECES = 64, 6, 16
-_ACROSS = 1060  # pixels that a picture may be wide
-_CHARACTER, _NARROWEST, _NARROW, _WIDEST, _HEIGHT = 6.4, 16, 44, 168, 38  # of a letter and of a cell, in pixels
-_SIDE, _HEAD, _GAP = 66, 20, 18  # room beside cells, for each line above them, and between panels
+_MOST_DEVICES, _MOST_PICTURES, _FEW = 64, 6, 16
+_LINE = 16  # cells beside one another
+_ACROSS = 1120  # pixels that a picture may be wide
+_CHARACTER, _NARROW, _HEIGHT = 6.4, 40, 38  # widths of a letter and of a cell, and a cell's height, in pixels
+_HEAD, _GAP = 20, 18  # room for each line above cells, and between panels
 _GOLDEN_ANGLE = 137.508  # between the hues of neighbours, so that no two pieces come close
 
 
@@ -50,7 +51,7 @@ class Heading:
 
 @dataclass(frozen=True, slots=True)
 class MeshPicture:
-    """One array on the devices of a mesh; `pieces` says in words which devices hold each."""
+    """One array on the devices of a mesh; `pieces` are numbers, words, and the devices that hold each."""
 
     array: str
     caption: str
@@ -59,32 +60,33 @@ class MeshPicture:
     cell: tuple[int, int]
     devices: tuple[Device, ...]
     headings: tuple[Heading, ...]
-    pieces: tuple[tuple[str, str], ...]
+    pieces: tuple[tuple[str, str, str], ...]
     more: str
 
 
-def mesh_pictures(arrays: Sequence[Row], mesh: Mesh) -> tuple[MeshPicture, ...]:
-    """Arrays that lie otherwise than intended, both ways; then the largest of each other way to lie.
+def mesh_pictures(arrays: Sequence[Row], mesh: Mesh, told: Container[str] = ()) -> tuple[MeshPicture, ...]:
+    """Arrays that lie otherwise than intended, both ways; then one of each other way to lie.
 
     Args:
         arrays: The rows of `arrays` in the result of `traceflow show sharding`.
+        told: Names of those that are drawn before others; else the largest are.
         mesh: What they lie on, of several devices. Arrays of programs with another mesh have no picture.
     """
     pictures: list[MeshPicture] = []
-    for row, spec, said in _choice(arrays):
+    for row, spec, said in _choice(arrays, told):
         if len(pictures) < _MOST_PICTURES and (picture := _picture(row, Spec.parse(spec), said, mesh)):
             pictures.append(picture)
     return tuple(pictures)
 
 
-def _choice(arrays: Sequence[Row]) -> Iterator[tuple[Row, str, str]]:
+def _choice(arrays: Sequence[Row], told: Container[str]) -> Iterator[tuple[Row, str, str]]:
     """Arrays with the spec that is to be drawn, and what is to be said of it."""
     for row in arrays:
         if row["matches"] is False:
             yield row, row["intended"], "as intended, "
             yield row, row["compiled"], "as compiled, "
     seen = set()
-    for row in sorted(arrays, key=lambda row: -math.prod(row["global_shape"])):
+    for row in sorted(arrays, key=lambda row: (row["name"] not in told, -math.prod(row["global_shape"]))):
         if row["compiled"] is not None and row["matches"] is not False and row["compiled"] not in seen:
             seen.add(row["compiled"])
             yield row, row["compiled"], ""
@@ -108,7 +110,10 @@ def _picture(row: Row, spec: Spec, said: str, mesh: Mesh) -> MeshPicture | None:
         cell=(grid.cell_width - 2, _HEIGHT - 2),
         devices=tuple(grid.devices(mesh, {d: (pieces.index(piece), words[piece]) for d, piece in holds.items()})),
         headings=tuple(grid.headings()),
-        pieces=tuple((words[piece], numbers(_holders(holds, piece))) for piece in pieces[:_MOST_PIECES]),
+        pieces=tuple(
+            (f"#{number}", words[piece], numbers(_holders(holds, piece)))
+            for number, piece in enumerate(pieces[:_MOST_DEVICES])
+        ),
         more=grid.more,
     )
 
@@ -116,9 +121,16 @@ def _picture(row: Row, spec: Spec, said: str, mesh: Mesh) -> MeshPicture | None:
 def _counted(pieces: Sequence[Piece], shape: Sequence[int], spec: Spec, mesh: Mesh) -> str:
     """How many pieces there are, and how many devices hold each."""
     local = ", ".join(map(str, local_shape(shape, spec, mesh)))
-    count = "the whole" if len(pieces) == 1 else f"{len(pieces)} pieces of [{local}]"
     along = [axis for axis in replica_axes(spec, mesh) if mesh.axes[axis] > 1]
-    return f"{count}, each on {mesh.size(along)} devices, along {', '.join(along)}" if along else count
+    copies = f"on {mesh.size(along)} devices, along {', '.join(along)}" if along else ""
+    if len(pieces) == 1:
+        return ", ".join(filter(None, ("the whole", copies)))
+    count = sum(not _empty(piece) for piece in pieces)
+    return f"{count} pieces of [{local}]" + (f", each {copies}" if copies else "")
+
+
+def _empty(piece: Piece) -> bool:
+    return any(first == end for first, end in piece)
 
 
 def _holders(holds: Mapping[int, Piece], piece: Piece) -> list[int]:
@@ -132,7 +144,7 @@ def _words(piece: Piece, shape: Sequence[int]) -> str:
         >>> _words(((0, 512), (0, 64)), (1024, 64)), _words(((0, 8),), (8,)), _words(((8, 8),), (8,))
         ('0:512, :', 'whole', 'nothing')
     """
-    if any(first == end for first, end in piece):
+    if _empty(piece):
         return "nothing"
     slices = [
         ":" if (first, end) == (0, size) else f"{first}:{end}" for (first, end), size in zip(piece, shape, strict=True)
@@ -146,54 +158,72 @@ def _colour(number: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Grid:
-    """Where devices stand: the last axis runs to the right, the one before it downwards, all others make panels."""
+    """Where devices stand: the last axis runs to the right, the one before it downwards, all others make panels.
+
+    A long last axis is broken into lines.
+    """
 
     axes: tuple[str, ...]  # those of more than one device
     sizes: tuple[int, ...]  # how many of them are drawn
+    line: int  # cells beside one another
     cell_width: int
     more: str
 
     @classmethod
     def of(cls, mesh: Mesh, longest: int) -> _Grid:
-        """A grid for a mesh, with cells wide enough for that many characters where there is room."""
+        """A grid for a mesh, with cells wide enough for that many characters where devices are few."""
         axes = {axis: size for axis, size in mesh.axes.items() if size > 1}
         drawn = dict(axes)
         while math.prod(drawn.values()) > _MOST_DEVICES:
             largest = max(drawn, key=lambda axis: drawn[axis])
             drawn[largest] = -(-drawn[largest] // 2)
         left = [f"the first {drawn[axis]} of {size} along {axis}" for axis, size in axes.items() if drawn[axis] < size]
-        columns = list(drawn.values())[-1]
-        width = min(max(int(longest * _CHARACTER) + 12, _NARROW), _WIDEST)
+        line = min(list(drawn.values())[-1], _LINE)
+        width = int(longest * _CHARACTER) + 12 if math.prod(drawn.values()) <= _FEW else 0
         more = f"Drawn are {' and '.join(left)}." if left else ""
-        return cls(tuple(drawn), tuple(drawn.values()), max(min(width, _ACROSS // columns), _NARROWEST), more)
-
-    @property
-    def panel(self) -> tuple[int, int]:
-        """Size of a panel with its headings and the gap after it."""
-        rows, columns = (1, *self.sizes)[-2:]
-        return _SIDE + columns * self.cell_width + _GAP, self._above + rows * _HEIGHT + _GAP
+        return cls(tuple(drawn), tuple(drawn.values()), line, min(max(width, _NARROW), _ACROSS // line), more)
 
     @property
     def size(self) -> tuple[int, int]:
         """Width and height of the picture."""
-        panels = math.prod(self.sizes[:-2])
-        across = min(panels, self._across)
-        return across * self.panel[0], -(-panels // self._across) * self.panel[1]
+        panels, (width, height) = math.prod(self.sizes[:-2]), self._panel
+        return min(panels, self._across) * width, -(-panels // self._across) * height
+
+    @property
+    def _panel(self) -> tuple[int, int]:
+        """Size of a panel with its headings and the gap after it."""
+        height = self._above + len(self._rows) * _HEIGHT
+        return self._side + self.line * self.cell_width + _GAP, height + _GAP
 
     @property
     def _across(self) -> int:
         """How many panels stand beside one another."""
-        return max(_ACROSS // self.panel[0], 1)
+        return max(_ACROSS // self._panel[0], 1)
 
     @property
     def _above(self) -> int:
-        """Room for the headings of a panel."""
+        """Room for the headings above the cells of a panel."""
         return _HEAD * (2 if len(self.sizes) > 2 else 1)
+
+    @property
+    def _side(self) -> int:
+        """Room for the headings beside them."""
+        return int(max(map(len, (*self._rows, self.axes[-1]))) * _CHARACTER) + 12
+
+    @property
+    def _rows(self) -> list[str]:
+        """What each line of a panel is called."""
+        lines = range(0, self.sizes[-1], self.line)
+        begins = [f"{self.axes[-1]} {first}" if len(lines) > 1 else "" for first in lines]
+        if len(self.sizes) == 1:
+            return begins
+        outer = [f"{self.axes[-2]} {row}" for row in range(self.sizes[-2])]
+        return [", ".join(filter(None, pair)) for pair in product(outer, begins)]
 
     def _corner(self, number: int) -> tuple[int, int]:
         """Upper left corner of the cells of a panel."""
-        width, height = self.panel
-        return number % self._across * width + _SIDE, number // self._across * height + self._above
+        width, height = self._panel
+        return number % self._across * width + self._side, number // self._across * height + self._above
 
     def devices(self, mesh: Mesh, holds: Mapping[int, tuple[int, str]]) -> Iterator[Device]:
         """Every device that is drawn.
@@ -207,36 +237,43 @@ class _Grid:
         for at in product(*map(range, self.sizes)):
             device = int(ids[at])
             number, words = holds[device]
-            x, y = self._corner(int(np.ravel_multi_index(at[:-2], self.sizes[:-2])) if len(at) > 2 else 0)
+            x, y = self._place(at)
             yield Device(
-                x + at[-1] * self.cell_width,
-                y + (0, *at)[-2] * _HEIGHT,
+                x,
+                y,
                 "" if alike or words == "nothing" else _colour(number),
-                self._fitting(str(device)),
+                str(device),
                 self._fitting(words, f"#{number}"),
                 f"device {device} ({_places(self.axes, at)}): {words}",
             )
+
+    def _place(self, at: tuple[int, ...]) -> tuple[int, int]:
+        x, y = self._corner(int(np.ravel_multi_index(at[:-2], self.sizes[:-2])) if len(at) > 2 else 0)
+        lines = -(-self.sizes[-1] // self.line)
+        row = (0, *at)[-2] * lines + at[-1] // self.line
+        return x + at[-1] % self.line * self.cell_width, y + row * _HEIGHT
 
     def _fitting(self, *texts: str) -> str:
         """The first of some texts that fits into a cell."""
         return next((text for text in texts if len(text) * _CHARACTER <= self.cell_width - 2), "")
 
     def headings(self) -> Iterator[Heading]:
-        """Names of columns, rows and panels."""
+        """Names of panels, rows and columns."""
         for number, at in enumerate(product(*map(range, self.sizes[:-2]))):
             x, y = self._corner(number)
             if at:
                 yield Heading(x, y - _HEAD - 6, _places(self.axes[:-2], at), "panel")
-            yield from self._columns(x, y)
-            for row in range(self.sizes[-2]) if len(self.sizes) > 1 else ():
-                yield Heading(x - 8, y + (row + 0.5) * _HEIGHT, f"{self.axes[-2]} {row}", "side")
+            for row, name in enumerate(self._rows):
+                yield Heading(x - 8, y + (row + 0.5) * _HEIGHT, name, "side")
+            if self.sizes[-1] == self.line:
+                yield from self._columns(x, y)
 
     def _columns(self, x: int, y: int) -> Iterator[Heading]:
         """Columns by name and number; by number alone where that would not fit."""
-        names = [f"{self.axes[-1]} {column}" for column in range(self.sizes[-1])]
+        names = [f"{self.axes[-1]} {column}" for column in range(self.line)]
         if not self._fitting(names[-1]):
             yield Heading(x - 8, y - 8, self.axes[-1], "side")
-            names = [str(column) for column in range(self.sizes[-1])]
+            names = [str(column) for column in range(self.line)]
         for column, name in enumerate(names):
             yield Heading(x + (column + 0.5) * self.cell_width, y - 8, name, "head")
 

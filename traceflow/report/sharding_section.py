@@ -49,7 +49,7 @@ def sharding_section(result: Row, findings: Sequence[Finding], mesh: Mesh | None
         redundancy=None if ratio is None else f"{ratio:.2f}",
         reason=result["redundancy_reason"],
         grids=(*_mismatches(findings), *_arrays(result["arrays"]), *_collectives(result["collectives"])),
-        pictures=mesh_pictures(result["arrays"], mesh),
+        pictures=mesh_pictures(result["arrays"], mesh, [_text(f.evidence.get("array")) for f in findings]),
     )
 
 

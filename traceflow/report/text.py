@@ -180,6 +180,8 @@ def _findings(document: Document) -> Iterator[RenderableType]:
         cost = "" if finding["cost_ns"] is None else f", {duration_text(finding['cost_ns'])}"
         yield Text(f"{finding['code']} {finding['severity']}: {finding['title']} ({finding['provenance']}{cost})")
         yield Padding(Text(finding["suggestion"]), (0, 0, 0, 6))
+        if source := finding["evidence"].get("source"):
+            yield Padding(Text(printable(source)), (0, 0, 0, 6))
 
 
 def _evidence(document: Document) -> Iterator[RenderableType]:
