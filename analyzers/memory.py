@@ -13,7 +13,7 @@ from traceflow.analyzers.allocator import AllocatorUse, allocators
 from traceflow.analyzers.memory_traffic import Traffic, traffic
 from traceflow.analyzers.program_memory import Moment, Peak, ProgramMemory, program_memory, why_no_peak
 from traceflow.errors import TraceflowError
-from traceflow.program.module import Programs
+from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 from traceflow.trace.model import ABSENT, Trace
@@ -108,7 +108,12 @@ def memory(
     executed = {int(key) for key in np.unique(trace.hlo.program)}
     rows = [
         program_memory(
-            module, program=key, executed=key in executed if executed else None, without=without, donate=donate
+            module,
+            program=key,
+            executed=key in executed if executed else None,
+            arguments=_arguments(module, stated),
+            without=without,
+            donate=donate,
         )
         for key, module in programs.items()
     ]
@@ -126,6 +131,16 @@ def memory(
         findings=tuple(_findings(shown)),
         skipped=(*_skipped(rows, shown, programs), *allocator_skipped, *traffic_skipped),
     )
+
+
+def _arguments(module: HloModule, stated: Sequence[Stated]) -> tuple[str, ...]:
+    """What the source calls the arguments; nothing where the compiler has dropped some, or several functions match."""
+    matching = [one for one in stated if one.module == module.name]
+    entry = module.computation == module.entry
+    count = int(((module.parameter_number >= 0) & entry).sum())
+    if len(matching) != 1 or len(matching[0].arguments) != count:
+        return ()
+    return tuple(argument.path for argument in matching[0].arguments)
 
 
 def _order(row: ProgramMemory) -> tuple[bool, int, str, int]:

@@ -42,6 +42,7 @@ class LiveBuffer:
     source: str
     born: str  # the instruction that it is allocated for; `start`: it is there before the program begins
     dies: str  # the last instruction that had allocated when it was freed; `end`: not before the program ends
+    argument: str | None = None  # what the source calls an argument, where that is told
 
     def to_dict(self) -> dict[str, Json]:
         """A row of `live_at_peak`."""
@@ -54,6 +55,7 @@ class LiveBuffer:
             "source": self.source,
             "born": self.born,
             "dies": self.dies,
+            "argument": self.argument,
         }
 
 
@@ -164,6 +166,7 @@ def program_memory(
     *,
     program: int,
     executed: bool | None = None,
+    arguments: Sequence[str] = (),
     without: Sequence[str] = (),
     donate: Sequence[str] = (),
 ) -> ProgramMemory:
@@ -177,6 +180,7 @@ def program_memory(
         module: The program.
         program: Its key.
         executed: Whether the trace shows it.
+        arguments: What the source calls its arguments, in order; nothing where it does not tell.
         without: Patterns of names of buffers to leave out, in a what-if.
         donate: Patterns of names of arguments to donate, in a what-if.
     """
@@ -206,10 +210,10 @@ def program_memory(
         live_peak_bytes=int(live_bytes[event]),
         persistent_bytes=int(ranges.size_bytes[ranges.persistent].sum()),
         peak_at=_peak(module, ranges, event),
-        live_at_peak=tuple(_live_buffer(module, buffers, ranges, row) for row in ranges.at(event).tolist()),
+        live_at_peak=tuple(_live_buffer(module, buffers, ranges, row, arguments) for row in ranges.at(event).tolist()),
         live=_curve(module, ranges, live_bytes),
-        what_if=_modelled(module, buffers, ranges, without, donate) if without or donate else None,
-        donatable=tuple((_argument(module, buffers, row)[0], size) for row, size in _donatable(buffers)),
+        what_if=_modelled(module, buffers, ranges, without, donate, arguments) if without or donate else None,
+        donatable=tuple((_argument(module, buffers, row, arguments)[0], size) for row, size in _donatable(buffers)),
     )
 
 
@@ -236,20 +240,25 @@ def _peak(module: HloModule, ranges: LiveRanges, event: int) -> Peak:
     return Peak(module.instruction_name[row], row, module.opcode[row], module.source[row])
 
 
-def _live_buffer(module: HloModule, buffers: Buffers, ranges: LiveRanges, row: int) -> LiveBuffer:
+def _live_buffer(
+    module: HloModule, buffers: Buffers, ranges: LiveRanges, row: int, arguments: Sequence[str]
+) -> LiveBuffer:
     value = int(ranges.value[row])
     instruction = int(buffers.values.instruction[value]) if value != ABSENT else ABSENT
     known = instruction != ABSENT
     born, dies = int(ranges.born[row]), int(ranges.dies[row])
+    kind = _kind(buffers, value) if value != ABSENT else "temporary"
+    called = _argument(module, buffers, int(buffers.values.allocation[value]), arguments) if kind == "argument" else ()
     return LiveBuffer(
         name=value_name(module, buffers, value),
         size_bytes=int(ranges.size_bytes[row]),
         logical_bytes=logical_bytes(value_shape(module, buffers, value)),
-        kind=_kind(buffers, value) if value != ABSENT else "temporary",
+        kind=kind,
         opcode=module.opcode[instruction] if known else "",
         source=module.source[instruction] if known else "",
         born=START if ranges.persistent[row] else _event_name(module, ranges, born),
         dies=END if dies >= len(ranges.instruction) else _event_name(module, ranges, dies),
+        argument=called[0] if len(called) > 1 else None,
     )
 
 
@@ -278,7 +287,12 @@ def _curve(module: HloModule, ranges: LiveRanges, live_bytes: Int64) -> tuple[tu
 
 
 def _modelled(
-    module: HloModule, buffers: Buffers, ranges: LiveRanges, without: Sequence[str], donate: Sequence[str]
+    module: HloModule,
+    buffers: Buffers,
+    ranges: LiveRanges,
+    without: Sequence[str],
+    donate: Sequence[str],
+    arguments: Sequence[str],
 ) -> Modelled:
     """The peak of the same schedule without some rows.
 
@@ -286,7 +300,7 @@ def _modelled(
     """
     names = [value_name(module, buffers, int(value)) for value in ranges.value]
     gone = np.array([any(re.search(pattern, name) for pattern in without) for name in names], bool)
-    donated, spared = _donated(module, buffers, donate)
+    donated, spared = _donated(module, buffers, donate, arguments)
     kept = np.flatnonzero(~gone)
     remaining = LiveRanges(
         ranges.value[kept], ranges.size_bytes[kept], ranges.born[kept], ranges.dies[kept], ranges.instruction
@@ -296,9 +310,11 @@ def _modelled(
     return Modelled(left_out, donated, after, before - after)
 
 
-def _donated(module: HloModule, buffers: Buffers, donate: Sequence[str]) -> tuple[tuple[str, ...], int]:
+def _donated(
+    module: HloModule, buffers: Buffers, donate: Sequence[str], arguments: Sequence[str]
+) -> tuple[tuple[str, ...], int]:
     """The arguments that match, by either of their names, and have a result to become; and their bytes."""
-    named = [(_argument(module, buffers, row), size_bytes) for row, size_bytes in _donatable(buffers)]
+    named = [(_argument(module, buffers, row, arguments), size_bytes) for row, size_bytes in _donatable(buffers)]
     chosen = [
         (names[0], size_bytes)
         for names, size_bytes in named
@@ -325,11 +341,13 @@ def _donatable(buffers: Buffers) -> list[tuple[int, int]]:
     return sorted(found, key=lambda one: -one[1])
 
 
-def _argument(module: HloModule, buffers: Buffers, allocation: int) -> tuple[str, ...]:
-    """What an argument is called: in the source, where the program tells, and by the compiler."""
+def _argument(module: HloModule, buffers: Buffers, allocation: int, arguments: Sequence[str]) -> tuple[str, ...]:
+    """What an argument is called: in the source, where that is told, and by the compiler."""
+    number = int(buffers.allocations.parameter[allocation])
     values = np.flatnonzero(buffers.values.allocation == allocation)
     rows = [row for row in buffers.values.instruction[values].tolist() if row != ABSENT]
     row = next((row for row in rows if module.opcode[row] == "parameter"), ABSENT)
     if row == ABSENT:
-        return (f"argument {int(buffers.allocations.parameter[allocation])}",)
-    return tuple(filter(None, (module.operation_name[row], module.instruction_name[row])))
+        return (f"argument {number}",)
+    said = arguments[number] if number < len(arguments) else module.operation_name[row]
+    return tuple(filter(None, (said, module.instruction_name[row])))

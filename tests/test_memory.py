@@ -25,7 +25,7 @@ from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.hlo_text import Line, read_hlo_lines
 from traceflow.program.module import HloModule
 from traceflow.program.schema import message
-from traceflow.program.stated import Stated
+from traceflow.program.stated import Stated, StatedArray
 from traceflow.trace.model import HloEvents, Kind, Trace
 
 MIB = 2**20
@@ -202,6 +202,7 @@ def test_the_peak_that_the_runtime_reports_is_read_from_a_capture_and_judged(tmp
     assert row.compiler_peak_bytes is not None
     if row.compiler_peak_bytes < row.live_peak_bytes:  # as long as the runtime on CPU leaves temporaries out
         assert "TF211" in {finding.code for finding in found.findings}
+    assert [buffer.argument for buffer in row.live_at_peak if buffer.kind == "argument"] == ["x"]
     assert row.live_peak_bytes >= 2 * 64 * 64 * 4  # the argument, and the product
 
 
@@ -241,6 +242,7 @@ def test_what_is_alive_at_a_peak_is_told_with_its_life() -> None:
         ("b", 2, "temporary", "b", "b"),
     ]
     assert {buffer.logical_bytes for buffer in found.live_at_peak} == {1}
+    assert [buffer.argument for buffer in found.live_at_peak] == ["scope/x", None, None, None]
     assert found.by_kind_bytes() == {"argument": 8, "result": 8, "temporary": 6}
     assert found.live == (("a", 20), ("b", 22), ("b", 18), ("b", 16))
 
@@ -251,6 +253,16 @@ def test_what_if_a_buffer_were_not_there_or_an_argument_were_donated() -> None:
     assert (found.without, found.donated) == (("a",), ("scope/x",))
     assert (found.live_peak_bytes, found.saved_bytes) == (10, 12)
     assert found.to_dict()["provenance"] == "modelled"
+
+
+def test_an_argument_is_called_as_jax_says_where_it_says_so_of_all() -> None:
+    array = StatedArray("state['w']", (8,), "uint8", None)
+    for arguments, name in (((array,), "state['w']"), ((array, array), "scope/x")):
+        stated = Stated("step", "jit_step", None, arguments, ())
+        found = memory(executing(small()), {7: small()}, stated=[stated], donate=[r"w|x"]).programs[0]
+        assert found.live_at_peak[0].argument == name
+        assert found.what_if is not None
+        assert found.what_if.donated == (name,)
 
 
 def test_only_an_argument_with_a_result_of_its_size_can_be_donated() -> None:

@@ -128,7 +128,7 @@ _COLUMNS = {
     "kept": "Alive during the whole program: arguments, constants and results.",
     "temporaries": "Set aside for what comes and goes within the program.",
     "aliased": "Arguments whose memory results take over.",
-    "buffer": "The value in it, as the compiler calls it; {1} is a part of a tuple.",
+    "buffer": "The value in it, as the compiler calls it, {1} being a part of a tuple; an argument as in the source.",
     "size": "Bytes in memory.",
     "of the peak": "Part of everything that is alive then.",
     "padding": "Bytes in memory beyond the elements themselves.",

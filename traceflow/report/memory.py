@@ -98,7 +98,7 @@ def _file(source: str) -> str:
 
 def _buffer(buffer: Row) -> str:
     """Name, source and life of a buffer, and its padding where there is some."""
-    told = [buffer["name"] or "unnamed"]
+    told = [buffer["argument"] or buffer["name"] or "unnamed"]
     if buffer["source"]:
         told.append(_file(buffer["source"]))
     if buffer["kind"] == "temporary":
@@ -110,7 +110,10 @@ def _buffer(buffer: Row) -> str:
 
 def _modelled(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
     asked = [one for one in programs if one["what_if"]]
-    if not asked:
+    changed = [one for one in asked if one["what_if"]["without"] or one["what_if"]["donated"]]
+    if asked and not changed:
+        yield heading("What if: no buffer and no argument that can be donated is called so")
+    if not changed:
         return
     yield heading("What if (modelled: the same schedule)")
     rows = [
@@ -121,7 +124,7 @@ def _modelled(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
             str(len(one["what_if"]["donated"])),
             one["module"],
         )
-        for one in asked[:top]
+        for one in changed[:top]
     ]
     yield Rows(("saves", "peak", "left out", "donated", "name"), rows)
 

@@ -169,7 +169,7 @@ def _peak_grid(program: Row) -> Grid:
     return Grid(
         f"Alive at the peak of {printable(program['module'], 60)}, at {at}",
         (
-            names("buffer", [b["name"] or "unnamed" for b in shown] + others),
+            names("buffer", [b["argument"] or b["name"] or "unnamed" for b in shown] + others),
             _amounts("size", sizes),
             replace(percents("of the peak", [size / whole for size in sizes]), provenance=Provenance.COMPILER),
             _amounts("padding", extra[:_MOST_ROWS] + [sum(e or 0 for e in extra[_MOST_ROWS:])] * bool(rest)),
