@@ -743,7 +743,7 @@ def spans(draw: st.DrawFn) -> tuple[Event, Row]:
         ts,
         dur,
         tid,
-        **{"Input Dims": draw(st.lists(st.lists(st.integers()), max_size=2)), draw(TEXT): draw(TEXT)},
+        **{"Input Dims": draw(st.lists(st.lists(st.integers()), max_size=2)), "x" + draw(TEXT): draw(TEXT)},
     )
     if cat == "cuda_driver":
         event["name"] = name = "cuLaunch" + name
