@@ -217,6 +217,7 @@ def module(names: tuple[str, ...], opcodes: tuple[str, ...] | None = None) -> Hl
 def small() -> HloModule:
     """An argument `x` of 8 bytes, a result `y` of 8, and two temporaries of 4 and 2 that meet at `b`."""
     program = module(("x", "y", "a", "b"), ("parameter", "add", "multiply", "exp"))
+    program = replace(program, parameter_number=np.array([0, -1, -1, -1], np.int32))
     events = heap((2, ALLOCATE, 2), (3, ALLOCATE, 3), (2, FREE, 2), (3, FREE, 3))
     held = buffers(places((8, "argument"), (8, "result"), (6, "temporary")), [8, 8, 4, 2], [0, 1, 2, 2], events)
     values = replace(held.values, instruction=np.arange(4, dtype=np.int32))
