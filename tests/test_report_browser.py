@@ -277,3 +277,23 @@ def test_live_bytes_are_drawn_as_high_as_they_are(chrome: Chrome, tmp_path: Path
     assert [round(height / heights[1], 3) for height in heights] == [0.909, 1, 0.818, 0.727, 0.727]
     assert heights[1] > 50
     assert errors(chrome) == []
+
+
+def test_devices_that_hold_the_same_are_painted_alike(chrome: Chrome, tmp_path: Path) -> None:
+    pytest.importorskip("jax")
+    from test_sharding_report import run_of
+
+    run = run_of("weight_gathered_over_another_axis", "all-gather")
+    chrome.get(write_report(run, tmp_path / "report.html").as_uri())
+    assert errors(chrome) == []
+    picture = chrome.find_element("css selector", "figure.mesh")
+    fills = [rect.value_of_css_property("fill") for rect in picture.find_elements("css selector", "rect")]
+    assert len(fills) == 8
+    assert len(set(fills[:4])) == len(set(fills[4:])) == 1
+    assert fills[0] != fills[4]
+    words = picture.find_element("css selector", "details")
+    words.find_element("css selector", "summary").send_keys("\n")
+    assert [row.text for row in words.find_elements("css selector", "tbody tr")] == [
+        "#0 0:512, : 0-3",
+        "#1 512:1024, : 4-7",
+    ]
