@@ -146,7 +146,7 @@ def test_top_limits_the_rows(trace: str, capsys: Capture) -> None:
         [],
         ["shwo", "summary"],
         ["run.json"],
-        ["show", "memory", "run.json"],
+        ["show", "weather", "run.json"],
         ["show", "summary"],
         ["show", "summary", "a", "b"],
         ["show", "critical-path", "a", "--step", "one"],
