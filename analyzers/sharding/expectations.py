@@ -21,8 +21,9 @@ _ELEMENTWISE_OPAQUE = frozenset({"Sharding", "xla.sdy.FuncResultSharding"})
 def expected(p: Partitioning, collective: Collective) -> bool | None:
     """Whether a collective is meant; None where that cannot be told.
 
-    Where the author lists those that may happen, the list decides. One that the program has itself is meant. One that the partitioner put in is where a product or a sum implies it by how
-    its operands lie, or where the author asks for arrays to lie otherwise.
+    Where the author lists those that may happen, the list decides. One that the program has itself is meant. One that
+    the partitioner put in is where a product or a sum implies it by how its operands lie, or where the author asks for
+    arrays to lie otherwise.
     """
     if (said := declared(p, collective)) is not None:
         return said
@@ -64,7 +65,9 @@ def _movement(p: Partitioning, collective: Collective) -> bool | None:
     module = p.compilation.propagated
     causes = list(p.causes(collective.row))
     if module is None or not causes:
-        return None
+        return _returned(p, collective) or None
+    if collective.operation != "all-gather" and any(_clash(p, row) for row in causes):
+        return False
     if any(stated_after(p, row) for row in causes):
         return True
     products = [implied for row in causes if module.opcode[row] == "dot" and (implied := implied_by(p, row))]
@@ -72,6 +75,26 @@ def _movement(p: Partitioning, collective: Collective) -> bool | None:
         return True
     judged = {"dot", *ELEMENTWISE}
     return False if all(module.opcode[row] in judged for row in causes) else None
+
+
+def _returned(p: Partitioning, collective: Collective) -> bool:
+    """Whether a move only brings a result to where the author wants it."""
+    module = p.divided
+    if module is None or not any(a.role is Role.RESULT and a.spec is not None for a in p.intent.arrays):
+        return False
+    root = int(module.computation_root[module.entry])
+    ends = [at for at in p.flow.after(collective.row, p.flow.moves) if not p.flow.users[at]]
+    return ends == [root] and all(p.flow.moves(at) for at in p.flow.after(collective.row) if at != root)
+
+
+def _clash(p: Partitioning, row: int) -> bool:
+    """Whether operands that are computed with element by element split different dimensions over one axis."""
+    module = p.compilation.propagated
+    if module is None or module.opcode[row] not in ELEMENTWISE:
+        return False
+    specs = [spec.dimensions for at in module.operands_of(row).tolist() if (spec := p.spec(at)) is not None]
+    places = [{axis: d for d, axes in enumerate(spec) for axis in axes} for spec in specs]
+    return any(one[axis] != other[axis] for one in places for other in places for axis in one.keys() & other.keys())
 
 
 def _moves(implied: Implied, collective: Collective) -> bool:

@@ -1,104 +1,214 @@
-"""Experts that are all computed for all tokens, only for most results to be multiplied by zero."""
+"""Experts that are all computed for all tokens, only for most results to be thrown away.
+
+The weights of experts are an argument of three dimensions or more. All experts see the same tokens: in one product
+with an index that the tokens lack, in one product for each, or in a product of tokens that were masked for each. A
+choice then keeps few of the results: a mask or an index that is made from scores, the result of a product, by telling
+the largest. A mask that no scores enter, as of attention or dropout, chooses no expert, nor do scores themselves.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from traceflow.analyzers.sharding.flow import Flow
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.partitioning import Partitioning, shape_of
+from traceflow.program.arithmetic import arrays
 from traceflow.program.module import HloModule
 
-# What chooses: a mask or an index made by one of these leaves most elements out.
-_CHOOSING = frozenset({"compare", "sort", "topk"})
-_CHOOSING_CALLS = ("TopK", "mhlo.topk", "__gpu$TopK")
+_SORTING = frozenset({"sort", "topk"})
+_SORTING_CALLS = ("TopK", "mhlo.topk", "__gpu$TopK")
+_RANKING = frozenset({"reduce", "iota", *_SORTING})  # what a comparison needs to tell the largest, or an index
+_WEIGHING = frozenset({"multiply", "select"})
+_SPREADING = frozenset({"broadcast", "reshape", "transpose", "convert", "copy"})
+
+
+class _Experts(NamedTuple):
+    """Experts that are all computed."""
+
+    product: int
+    number: int
+    tokens: int  # the row of them
+    mask: int
+
+
+class _Product(NamedTuple):
+    """A product of something with the weights of experts."""
+
+    row: int
+    weights: int
+    tokens: int
+    free: tuple[int, ...]  # sizes of indices that only the weights have
+    batch: tuple[int, ...]  # sizes of indices that both have and the result keeps
 
 
 def masked_experts(p: Partitioning) -> Iterator[Found]:
-    """Products of tokens with the weights of all experts, whose results a chosen mask then combines.
-
-    The first product has an index of the weights that the tokens lack, with weights of three dimensions or more: the
-    experts. The mask has tokens and experts, comes from a choice among experts, and does not depend on that product.
-    It is multiplied with what the product became, and the experts are summed.
-    """
+    """Products of all tokens with the weights of all experts, of which a choice then keeps few results."""
     module = p.compilation.written
     if module is None:
         return
-    flow = Flow(module)
-    for row, dot in module.dots.items():
-        for weights, tokens, contracted, batch in (
-            (0, 1, dot.left_contracting, dot.left_batch),
-            (1, 0, dot.right_contracting, dot.right_batch),
-        ):
-            side, other = (int(module.operands_of(row)[i]) for i in (weights, tokens))
-            shape = shape_of(module, side)
-            free = [shape[d] for d in range(len(shape)) if d not in (*contracted, *batch)]
-            if len(shape) < 3 or len(free) < 2 or batch or not _is_weight(flow, module, side):
-                continue
-            experts = free[0]
-            if experts > 1 and (mask := _mask(flow, module, row, experts)) is not None:
-                yield _found(module, row, experts, mask, other)
-                return
+    search = _Search(module)
+    for found in (*search.together(), *search.one_by_one(), *search.masked_before()):
+        yield _found(module, found)
+        return
 
 
-def _found(module: HloModule, row: int, experts: int, mask: int, tokens: int) -> Found:
-    rows = shape_of(module, tokens)
+def _found(module: HloModule, experts: _Experts) -> Found:
+    rows = shape_of(module, experts.tokens)
     return Found(
         code="TF244",
-        title=f"all {experts} experts are computed for all tokens, and a mask leaves most of them out",
-        source=module.source[row],
+        title=f"all {experts.number} experts are computed for all tokens, and a mask leaves most of them out",
+        source=module.source[experts.product],
         suggestion=(
             "Send tokens to their experts (all_to_all with a capacity) or sort them by expert and multiply groups"
             " (ragged_dot): then each expert computes the rows that chose it."
         ),
         evidence={
-            "instruction": module.instruction_name[row],
-            "experts": experts,
+            "instruction": module.instruction_name[experts.product],
+            "experts": experts.number,
             "tokens": rows[0] if rows else None,
-            "mask": module.instruction_name[mask],
+            "mask": module.instruction_name[experts.mask],
         },
     )
 
 
-def _is_weight(flow: Flow, module: HloModule, row: int) -> bool:
-    """Whether a value is an argument of the computation, moved or gathered at most."""
-    return module.opcode[flow.origin(row)] == "parameter"
+class _Search:
+    """The ways in which experts are masked, in one program."""
 
+    def __init__(self, module: HloModule) -> None:
+        self.module = module
+        self.flow = Flow(module)
+        self.products = [product for row in module.dots for product in self._products(row)]
 
-def _mask(flow: Flow, module: HloModule, product: int, experts: int) -> int | None:
-    """What combines the results of a product by a choice among experts."""
-    made = set(flow.after(product))
-    for row in made:
-        for factor in map(int, module.operands_of(row)):
-            if factor in made or experts not in shape_of(module, factor):
-                continue
-            combines = row in module.dots and _sums_experts(module, row, factor, experts)
-            weighs = module.opcode[row] in {"multiply", "select"} and _summed_later(flow, module, row, experts)
-            if (combines or weighs) and _is_chosen(flow, module, factor):
-                return factor
-    return None
+    def _products(self, row: int) -> Iterator[_Product]:
+        """A product, either side taken for the weights, where an argument of experts is on that side."""
+        dot, operands = self.module.dots[row], self.module.operands_of(row)[:2].tolist()
+        sides = (dot.left_contracting, dot.left_batch), (dot.right_contracting, dot.right_batch)
+        for side, (contracted, batch) in enumerate(sides):
+            weights = operands[side]
+            shape = shape_of(self.module, weights)
+            free = tuple(size for d, size in enumerate(shape) if d not in (*contracted, *batch))
+            stack = self._stack(weights)
+            if stack is not None and len(shape_of(self.module, stack)) >= 3:
+                yield _Product(row, weights, operands[1 - side], free, tuple(shape[d] for d in batch))
 
+    def _stack(self, row: int) -> int | None:
+        """The argument that weights are, or are cut from, moved or gathered at most."""
+        stack = self.flow.origin(row)
+        return stack if self.module.opcode[stack] in {"parameter", "get-tuple-element"} else None
 
-def _sums_experts(module: HloModule, row: int, factor: int, experts: int) -> bool:
-    dot = module.dots[row]
-    left = int(module.operands_of(row)[0]) == factor
-    shape = shape_of(module, factor)
-    return any(shape[d] == experts for d in (dot.left_contracting if left else dot.right_contracting))
+    def together(self) -> Iterator[_Experts]:
+        """One product with an index of the experts that the tokens lack, combined by a mask or picked by an index."""
+        for one in self.products:
+            if len(one.free) > 1 and not one.batch and one.free[0] > 1:
+                mask = self._mask(one.row, one.free[0])
+                if mask is not None:
+                    yield _Experts(one.row, one.free[0], one.tokens, mask)
 
+    def one_by_one(self) -> Iterator[_Experts]:
+        """The same tokens with the weights of one expert after another, each result masked."""
+        for one in self.products:
+            stack = self.flow.origin(one.weights)
+            number = shape_of(self.module, stack)[0]
+            rank = len([size for size in shape_of(self.module, one.weights) if size > 1])
+            if rank < len(shape_of(self.module, stack)) and number > 1 and self._sees_the_same(one, stack):
+                mask = self._mask(one.row, None)
+                if mask is not None:
+                    yield _Experts(one.row, number, one.tokens, mask)
 
-def _summed_later(flow: Flow, module: HloModule, row: int, experts: int) -> bool:
-    """Whether the experts are summed by a reduction of what was weighed, moved at most."""
-    for at in flow.after(row, lambda r: r == row or flow.moves(r)):
-        if module.opcode[at] == "reduce":
-            shape = shape_of(module, int(module.operands_of(at)[0]))
-            if any(d < len(shape) and shape[d] == experts for d in module.dimensions.get(at, ())):
-                return True
-    return False
+    def _sees_the_same(self, one: _Product, stack: int) -> bool:
+        """Whether other experts of a stack, or other rounds of a loop, see the same tokens."""
+        outside = self.flow.origin(one.tokens)
+        if self.module.computation[outside] != self.module.computation[one.row]:
+            return True
+        return any(
+            other.row != one.row and other.tokens == one.tokens and self.flow.origin(other.weights) == stack
+            for other in self.products
+        )
 
+    def masked_before(self) -> Iterator[_Experts]:
+        """Tokens that are masked for each expert, and still are multiplied by all of them."""
+        for one in self.products:
+            for row in self._spread(one.tokens) if one.batch else ():
+                number = one.batch[0]
+                for mask, spread in self._factors(row):
+                    tokens = self._narrow(spread)
+                    masks = number in shape_of(self.module, mask) and self._is_chosen(mask)
+                    if number > 1 and masks and number not in shape_of(self.module, tokens):
+                        yield _Experts(one.row, number, tokens, mask)
 
-def _is_chosen(flow: Flow, module: HloModule, row: int) -> bool:
-    """Whether a choice is made between the product that scores the experts and a mask."""
-    return any(
-        module.opcode[at] in _CHOOSING or module.custom_call_target.get(at, "").startswith(_CHOOSING_CALLS)
-        for at in flow.before(row, lambda at: at not in module.dots)
-    )
+    def _factors(self, row: int) -> Iterator[tuple[int, int]]:
+        """The operands of what weighs its operands element by element, either one first."""
+        dot, operands = self.module.dots.get(row), self.module.operands_of(row).tolist()
+        if self.module.opcode[row] in _WEIGHING or (dot is not None and not dot.left_contracting):
+            yield from ((one, other) for one in operands for other in operands if one != other)
+
+    def _spread(self, row: int) -> Iterator[int]:
+        return self.flow.made_of(row, lambda at: self.module.opcode[at] in _SPREADING)
+
+    def _narrow(self, row: int) -> int:
+        """What a value was before it was repeated along other dimensions."""
+        *_, last = self._spread(row) if self.module.opcode[row] in _SPREADING else (row,)
+        return last
+
+    def _mask(self, product: int, experts: int | None) -> int | None:
+        """What keeps few of the results of a product by a choice; with an index of the experts where they have one."""
+        made = set(self.flow.makes(product))
+        for row in made:
+            for factor in map(int, self.module.operands_of(row)):
+                fits = experts is None or experts in shape_of(self.module, factor)
+                if factor in made or not (self._weighs(row, factor, experts, fits=fits) or self._picks(row, factor)):
+                    continue
+                if self._is_chosen(factor):
+                    return factor
+        return None
+
+    def _weighs(self, row: int, factor: int, experts: int | None, *, fits: bool) -> bool:
+        if not fits:
+            return False
+        if experts is None:
+            return self.module.opcode[row] in _WEIGHING and self._is_added(row)
+        combines = row in self.module.dots and self._sums_experts(row, factor, experts)
+        return combines or (self.module.opcode[row] in _WEIGHING and self._summed_later(row, experts))
+
+    def _picks(self, row: int, factor: int) -> bool:
+        return self.module.opcode[row] == "gather" and factor == int(self.module.operands_of(row)[1])
+
+    def _is_added(self, row: int) -> bool:
+        """Whether results are added to those of other experts."""
+        moved = self.flow.makes(row, lambda at: at == row or self.flow.moves(at))
+        return any(self.module.opcode[at] == "add" for at in moved)
+
+    def _sums_experts(self, row: int, factor: int, experts: int) -> bool:
+        dot, shape = self.module.dots[row], shape_of(self.module, factor)
+        left = int(self.module.operands_of(row)[0]) == factor
+        return any(shape[d] == experts for d in (dot.left_contracting if left else dot.right_contracting))
+
+    def _summed_later(self, row: int, experts: int) -> bool:
+        """Whether the experts are summed by a reduction of what was weighed, moved at most."""
+        for at in self.flow.makes(row, lambda r: r == row or self.flow.moves(r)):
+            if self.module.opcode[at] == "reduce":
+                shape = shape_of(self.module, int(self.module.operands_of(at)[0]))
+                if any(d < len(shape) and shape[d] == experts for d in self.module.dimensions.get(at, ())):
+                    return True
+        return False
+
+    def _is_chosen(self, row: int) -> bool:
+        """Whether a choice is made between the product that scores the experts and a mask or an index."""
+        return any(self._chooses(at) for at in self._computed_from(row))
+
+    def _chooses(self, row: int) -> bool:
+        """Whether an instruction tells the largest of scores: it sorts them, or compares them by rank."""
+        module, opcode = self.module, self.module.opcode[row]
+        sorts = opcode in _SORTING or module.custom_call_target.get(row, "").startswith(_SORTING_CALLS)
+        finds = opcode == "reduce" and len(arrays(module.shape[row])) > 1  # with an index: argmax
+        if not (sorts or finds or opcode == "compare"):
+            return False
+        before = list(self._computed_from(row))
+        scored = any(at in module.dots for at in before)
+        return scored and (opcode != "compare" or any(module.opcode[at] in _RANKING for at in before))
+
+    def _computed_from(self, row: int) -> Iterator[int]:
+        """What a value is made of, back to the products that it begins with."""
+        return self.flow.made_of(row, lambda at: at not in self.module.dots)

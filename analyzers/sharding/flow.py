@@ -45,6 +45,58 @@ class Flow:
                 callers.setdefault(computation, []).append(row)
         return callers
 
+    @cached_property
+    def sources(self) -> list[list[int]]:
+        """What each row is made of: operands, and across the borders of loops and calls what enters and leaves there.
+
+        A part of what a loop carries is made of what it begins as, not of what the round before left.
+        """
+        return [self._sources(row) for row in range(len(self.module))]
+
+    @cached_property
+    def results(self) -> list[list[int]]:
+        """What is made of each row: the other way round."""
+        results: list[list[int]] = [[] for _ in range(len(self.module))]
+        for row, sources in enumerate(self.sources):
+            for source in sources:
+                results[source].append(row)
+        return results
+
+    def _sources(self, row: int) -> list[int]:
+        module, opcode = self.module, self.module.opcode[row]
+        operands: list[int] = module.operands_of(row).tolist()
+        if opcode == "get-tuple-element":
+            return self._sources_of_part(operands[0], int(module.tuple_index[row])) or operands
+        if opcode == "call":
+            return self._roots(row)
+        if opcode == "parameter":
+            number = int(module.parameter_number[row])
+            callers = self.callers.get(int(module.computation[row]), ())
+            return [int(module.operands_of(at)[number]) for at in callers if module.opcode[at] == "call"]
+        return operands
+
+    def _sources_of_part(self, row: int, index: int) -> list[int]:
+        """What one part of a tuple is made of, where the tuple itself or a loop tells it."""
+        module, opcode = self.module, self.module.opcode[row]
+        if opcode == "tuple":
+            return [int(module.operands_of(row)[index])]
+        if opcode in {"while", "call"}:
+            return [part for root in self._roots(row) for part in self._sources_of_part(root, index)]
+        loops = self.callers.get(int(module.computation[row]), ()) if opcode == "parameter" else ()
+        entering = [int(module.operands_of(at)[0]) for at in loops if module.opcode[at] == "while"]
+        return [part for at in entering for part in self._sources_of_part(at, index)]
+
+    def _roots(self, row: int) -> list[int]:
+        return [int(self.module.computation_root[called]) for called in self.module.called_by(row).tolist()]
+
+    def made_of(self, row: int, through: Callable[[int], bool] = lambda _: True) -> Iterator[int]:
+        """As `before`, across the borders of loops and calls."""
+        yield from _reached(row, lambda at: self.sources[at], through)
+
+    def makes(self, row: int, through: Callable[[int], bool] = lambda _: True) -> Iterator[int]:
+        """As `after`, across the borders of loops and calls."""
+        yield from _reached(row, lambda at: self.results[at], through)
+
     def before(self, row: int, through: Callable[[int], bool] = lambda _: True) -> Iterator[int]:
         """What a value is made of, itself included, nearest first; what `through` denies is named but not passed."""
         yield from _reached(row, lambda at: self.module.operands_of(at).tolist(), through)

@@ -20,6 +20,7 @@ from traceflow.program.traffic import value_bytes
 
 MOVING = frozenset({"all-gather", "all-to-all", "collective-permute"})
 REDUCING = frozenset({"all-reduce", "reduce-scatter"})
+_WORTH_SHARE = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +136,9 @@ class Partitioning:
     def _by_place(self) -> dict[tuple[str, str], list[int]]:
         module = self.compilation.propagated
         found: dict[tuple[str, str], list[int]] = {}
-        for row in range(0 if module is None else len(module)):
-            assert module is not None  # noqa: S101  # the range is empty without it
-            found.setdefault((module.operation_name[row], module.source[row]), []).append(row)
+        places = () if module is None else zip(module.operation_name, module.source, strict=True)
+        for row, place in enumerate(places):
+            found.setdefault(place, []).append(row)
         return found
 
     @cached_property
@@ -155,10 +156,10 @@ class Partitioning:
         return {number: row for row, number in numbers if number >= 0 and module.computation[row] == module.entry}
 
     @cached_property
-    def largest_bytes(self) -> int:
-        """The largest value that one device holds."""
+    def worth_bytes(self) -> float:
+        """What must be sent to be worth a finding: a share of the largest value that one device holds."""
         module = self.divided
-        return 0 if module is None else max(module.output_bytes.tolist(), default=0)
+        return 0 if module is None else _WORTH_SHARE * max(module.output_bytes.tolist(), default=0)
 
 
 def shape_of(module: HloModule, row: int) -> tuple[int, ...]:

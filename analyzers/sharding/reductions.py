@@ -16,7 +16,8 @@ def cut_reductions(p: Partitioning) -> Iterator[Found]:
     Backends that turn such a pair into a reduce-scatter themselves have none left in the compiled program.
     """
     for reduction in reduces(p):
-        if reduction.operation == "all-reduce" and _is_cut(p, reduction):
+        worth = (reduction.bytes or 0) >= p.worth_bytes
+        if reduction.operation == "all-reduce" and worth and _is_cut(p, reduction):
             yield Found(
                 code="TF232",
                 title="an all-reduce gives every device all sums, of which it keeps its own part",

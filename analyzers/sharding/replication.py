@@ -13,7 +13,7 @@ from traceflow.intent.mesh import Axes
 from traceflow.intent.shardy import stated
 from traceflow.intent.spec import Spec
 from traceflow.program.cost import ProgramCost
-from traceflow.program.module import HloModule
+from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 
 _WORTH_FLOPS = 1_000_000  # a mesh need not divide less
 
@@ -82,7 +82,7 @@ def replicated_work(p: Partitioning) -> Iterator[Found]:
     """A batch that is to be divided and lies whole on every device, or a program that no device shares with another."""
     yield from _batch(p)
     mesh, work = p.mesh, _flops(p.compilation.propagated)
-    if mesh is None or len(mesh) < 2 or work is None or work < _WORTH_FLOPS:
+    if mesh is None or len(mesh) < 2 or work is None or work < _WORTH_FLOPS or _divides_itself(p):
         return
     if set(idle_axes(p)) == {axis for axis, size in mesh.axes.items() if size > 1} and p.intent.batch is None:
         yield Found(
@@ -91,6 +91,14 @@ def replicated_work(p: Partitioning) -> Iterator[Found]:
             whole_row=_heaviest(p.compilation.propagated),
             suggestion="Place the inputs with a sharding, or constrain what is made inside: a constant has none.",
         )
+
+
+def _divides_itself(p: Partitioning) -> bool:
+    """Whether the program asks which device it runs on, or talks to others: it divides the work by hand."""
+    module = p.compilation.written
+    return module is not None and any(
+        opcode == "partition-id" or base_opcode(opcode) in COLLECTIVES for opcode in module.opcode
+    )
 
 
 def _batch(p: Partitioning) -> Iterator[Found]:

@@ -13,7 +13,6 @@ from traceflow.program.compilation import Compilation
 _REMATERIALISED = re.compile(
     r"Involuntary full rematerialization.*?from sharding (\{.*?\}) to (\{.*?\}) .*?HLO operation %?([\w.\-]+) = "
 )
-_WORTH_SHARE = 0.01  # of the largest array on a device: what is smaller is not worth a finding
 
 
 def rematerialisations(p: Partitioning) -> Iterator[Found]:
@@ -66,7 +65,7 @@ def unasked_reshards(p: Partitioning, known: frozenset[int]) -> Iterator[Found]:
     for chain in _chains(p, known):
         bytes_ = sum(c.bytes or 0 for c in chain)
         verdicts = {expected(p, c) for c in chain}
-        if bytes_ < _WORTH_SHARE * p.largest_bytes or None in verdicts:
+        if bytes_ < p.worth_bytes or None in verdicts:
             continue
         names = " and ".join(dict.fromkeys(f"{c.operation}" for c in chain))
         if False in verdicts:

@@ -28,6 +28,8 @@ def spec_of(sharding: Sharding, mesh: Mesh, rank: int) -> Spec | None:
     """
     if sharding.kind is ShardingKind.REPLICATED:
         return Spec(((),) * rank)
+    if sharding.kind is ShardingKind.TILED and not sharding.tiles:
+        return Spec(()) if rank == 0 else None
     if sharding.kind is not ShardingKind.TILED or sorted(sharding.devices) != list(range(len(mesh))):
         return None
     tiled = np.array(sharding.devices).reshape(*sharding.tiles, sharding.copies)

@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from traceflow.intent.hlo_sharding import spec_of
 from traceflow.intent.mesh import Axes, Mesh
-from traceflow.intent.shardy import meshes, stated
+from traceflow.intent.shardy import Stated, meshes, stated
 from traceflow.intent.spec import Spec
 from traceflow.program.module import HloModule
 from traceflow.program.sharding import parse_sharding
@@ -115,7 +115,7 @@ def written_intent(module: HloModule) -> Intent:
         The mesh, and how arguments, results and constraints are meant to lie; empty where nothing is sharded.
     """
     named = meshes(module.module_attributes.get("xla.sdy.meshes", ""))
-    mesh = next(iter(named.values()), None) or _mesh_of_scopes(module)
+    mesh = max(named.values(), key=lambda one: len(one.axes), default=None) or _mesh_of_scopes(module)
     arrays = tuple(array for row in range(len(module)) if (array := _array(module, row, mesh)))
     return Intent(mesh=mesh, arrays=arrays)
 
@@ -153,11 +153,17 @@ def _array(module: HloModule, row: int, mesh: Mesh | None) -> ArrayIntent | None
 
 def _spec(module: HloModule, row: int, mesh: Mesh | None, rank: int) -> Spec | None:
     attributes = module.attributes.get(row, {})
-    if said := stated(attributes.get("xla.sdy.sharding", "")):
-        return said[0].spec
+    for said in stated(attributes.get("xla.sdy.sharding", "")):
+        return said.spec if _states(said, mesh) else None
     text = module.sharding.get(row)
     shardy = "xla.sdy.meshes" in module.module_attributes
     return None if shardy or text is None or mesh is None else spec_of(parse_sharding(text), mesh, rank)
+
+
+def _states(said: Stated, mesh: Mesh | None) -> bool:
+    """Whether a sharding says anything of this mesh: one that is open everywhere leaves all to the compiler."""
+    known = mesh.axes if mesh is not None else {}
+    return all(axis.partition(":")[0] in known for axis in said.spec.axes) and bool(said.spec.axes or not said.open)
 
 
 def _shape(text: str) -> tuple[str, tuple[int, ...]]:
