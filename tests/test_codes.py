@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from sources import PACKAGE_FILES, ROOT
 
-from traceflow.codes import _ALL, CODES, Code
+from traceflow.codes import ALL, CODES, Code
 
 LITERAL = re.compile(r"TF\d{3}")
 CODES_PAGE = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
@@ -32,11 +32,11 @@ def test_every_code_in_the_package_is_registered(path: Path) -> None:
 
 
 def test_no_code_is_listed_twice_and_all_are_in_order() -> None:
-    listed = [entry.code for entry in _ALL]
+    listed = [entry.code for entry in ALL]
     assert listed == sorted(set(listed))
 
 
-@pytest.mark.parametrize("entry", _ALL, ids=lambda entry: entry.code)
+@pytest.mark.parametrize("entry", ALL, ids=lambda entry: entry.code)
 def test_an_entry_is_complete_and_has_its_place_in_the_documentation(entry: Code) -> None:
     assert LITERAL.fullmatch(entry.code)
     assert f"<!-- {entry.code[:3]} -->" in CODES_PAGE

@@ -1,0 +1,15 @@
+"""What there is to say of a stable code."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """One stable code."""
+
+    code: str
+    title: str
+    explanation: str
+    remedy: str

@@ -1,0 +1,211 @@
+"""TF2xx: what is worth changing about a step or a program."""
+
+from __future__ import annotations
+
+from traceflow.codes.code import Code
+
+FINDINGS = (
+    Code(
+        "TF201",
+        "exposed communication",
+        "Communication runs while the same participant computes nothing, so the step waits for the network.",
+        "Start it earlier, cut it into pieces that overlap with computation, or send less.",
+    ),
+    Code(
+        "TF202",
+        "a late participant makes others wait",
+        "The others reached a collective earlier and waited; the network is not what took the time.",
+        "Look at what the late participant did before it arrived.",
+    ),
+    Code(
+        "TF203",
+        "launch-bound",
+        "The critical path runs through the host: the device is done before the next work is launched.",
+        "Launch less often: compile or capture larger pieces, batch small operations, avoid synchronisation.",
+    ),
+    Code(
+        "TF204",
+        "idle device",
+        "The device has nothing to do for a notable part of the window.",
+        "Look at what the path does during the gaps: input, host work or a wait for somebody else.",
+    ),
+    Code(
+        "TF205",
+        "compilation inside measured steps",
+        "A program was compiled while steps were measured, so these steps say little about the steady state.",
+        "Warm up before recording, and keep shapes and static arguments fixed.",
+    ),
+    Code(
+        "TF206",
+        "host timings simulate devices",
+        "The devices are threads of one host. Their order and dependencies are real, their speed is not.",
+        "Record on the accelerator before concluding anything about its time.",
+    ),
+    Code(
+        "TF207",
+        "copies on the critical path",
+        "Moving data between memories determines a part of the step's length.",
+        "Keep data where it is used, pin host memory, or overlap the copy with computation.",
+    ),
+    Code(
+        "TF208",
+        "a change that selects nothing",
+        "No slice of the window carries a name that the pattern matches, on the ranks that were asked for.",
+        "Look the name up in the critical path; patterns are regular expressions.",
+    ),
+    Code(
+        "TF209",
+        "prediction with unknown dependencies",
+        "The trace does not tell what some work waited for, so that a what-if cannot be exact.",
+        "Record all ranks, and synchronisation events where the profiler offers them.",
+    ),
+    Code(
+        "TF210",
+        "communication that is not recognised",
+        "Kernels that no table knows bear the name of a collective; or they fill a stream beside the one that computes, "
+        "and their names or the operators that launched them speak of communication. They count as computation.",
+        "If they communicate, name them: --communication REGEX, communication in [tool.traceflow] of pyproject.toml, or "
+        "tf.open(..., communication=[...]).",
+    ),
+    Code(
+        "TF211",
+        "reported peak too low",
+        "The runtime reports less memory for a program than is alive in it at once: on CPU, for one, the figure leaves "
+        "temporaries out.",
+        "Plan with the live peak.",
+    ),
+    Code(
+        "TF212",
+        "arguments kept beside results",
+        "Arguments of a program could become results of the same size, but the program may not overwrite them, so that "
+        "both are in memory.",
+        "Donate what is not needed after the call: jax.jit(..., donate_argnums=...).",
+    ),
+    Code(
+        "TF213",
+        "much padding in layouts",
+        "The compiler stores values in tiles, and fills up those that a dimension does not fill.",
+        "Make the dimensions that the layout puts last multiples of the tile, or let a longer one be last.",
+    ),
+    Code(
+        "TF214",
+        "far from what the hardware allows",
+        "An operation takes much longer than its FLOPs, its memory traffic or what it sends need at peak rates.",
+        "Look at its shapes, its layout and what it is fused with; small work cannot fill a device.",
+    ),
+    Code(
+        "TF215",
+        "recomputation",
+        "Activations that were thrown away to save memory are computed again in the backward pass.",
+        "Keep more of them where memory allows it; what computation hides costs nothing.",
+    ),
+    Code(
+        "TF216",
+        "virtual devices wait for threads",
+        "Devices that are simulated on a CPU share the threads of the host. Operations that were ready waited while "
+        "those threads ran other operations; on the path this shows as idle, since such order is no dependency.",
+        "Simulate fewer devices, or give the host more cores; an accelerator has no such queue.",
+    ),
+    Code(
+        "TF231",
+        "parameter gathered in full",
+        "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "
+        "the memory and the traffic of a parameter that is not split. Fully sharded data parallelism gathers a "
+        "parameter over exactly the axes that split it, for a batch that lies over the same axes; that is no finding.",
+        "Let what is computed with the parameter lie over its axes, or state where the result is to lie.",
+    ),
+    Code(
+        "TF232",
+        "all-reduce where a reduce-scatter would do",
+        "Every device receives all sums and keeps a slice of them: twice the bytes, and memory for the whole.",
+        "Use psum_scatter in shard_map, or a backend whose compiler fuses the pair.",
+    ),
+    Code(
+        "TF233",
+        "batch or activation on every device",
+        "An array that was to be divided lies whole along an axis, so that devices compute the same; no collective "
+        "shows it. Told where the author names the axes of the batch or of an activation, or where nothing is divided.",
+        "Place the input with a sharding, or constrain the array; a constant made inside a program has no sharding.",
+    ),
+    Code(
+        "TF234",
+        "reshard that nobody asked for",
+        "The compiler lays an array out anew because the operands of an instruction lie differently; or a change of "
+        "layout that was asked for takes several collectives.",
+        "Let the operands lie alike, or state with a constraint where the array is to change.",
+    ),
+    Code(
+        "TF235",
+        "involuntary full rematerialisation",
+        "The partitioner knows no collective that takes an array from one sharding to another: every device assembles "
+        "all of it and cuts it anew. XLA says so on standard error only.",
+        "Go there in steps: a constraint between the two that keeps one dimension as it was.",
+    ),
+    Code(
+        "TF236",
+        "shards that do not divide evenly",
+        "A dimension is no multiple of its pieces: the last device holds padding, and masks keep it out of results.",
+        "Pad to a multiple of the pieces, or split a dimension that divides.",
+    ),
+    Code(
+        "TF237",
+        "sum split on one side only",
+        "A product sums an index that one operand splits over devices while all of the other lies on every device, "
+        "which reads only its part of it.",
+        "Split the other operand alike.",
+    ),
+    Code(
+        "TF238",
+        "sum over an axis along which nothing differs",
+        "What is summed over devices is the same on all of them: the result is their number times too large, or the "
+        "traffic is for nothing.",
+        "Leave the axis out of the sum, or split the input over it.",
+    ),
+    Code(
+        "TF239",
+        "claimed replication",
+        "out_specs of shard_map say that a result is alike along an axis. That is a claim, and reduces nothing: which "
+        "device's value is taken is left open.",
+        "Reduce over the axis (psum), or name it in out_specs; leave check_vma on.",
+    ),
+    Code(
+        "TF244",
+        "all experts computed, then masked",
+        "Every expert computes every token, and a mask multiplies what was not chosen by zero.",
+        "Send tokens to their experts, or sort them by expert and multiply groups.",
+    ),
+    Code(
+        "TF245",
+        "array not as stated",
+        "An array lies otherwise than its author states beside the program.",
+        "Place it with the sharding that was meant.",
+    ),
+    Code(
+        "TF246",
+        "collectives not as stated",
+        "The author lists the collectives that may happen; one happens that is not in the list, or one in the list "
+        "does not happen.",
+        "Look at what lies differently from what was meant, or correct the list.",
+    ),
+    Code(
+        "TF247",
+        "plan key that matches no module",
+        "A key of the plan for parallelize_module names no module, so that what it was to split stays whole on every "
+        "rank. Results are right; nothing is saved.",
+        "Correct the key; the nearest names are told.",
+    ),
+    Code(
+        "TF248",
+        "implicit redistribution",
+        "Operands of an operator lie differently, and PyTorch moves one of them by collectives, without a word. Sums "
+        "that are added up, and parameters that are gathered as full sharding means it, are none.",
+        "Let the operands lie alike, or redistribute where it is wanted.",
+    ),
+    Code(
+        "TF249",
+        "replicas that differ",
+        "An array is claimed to be the same on several devices, and is not. Nothing else compares them: whichever is "
+        "read decides what the result is.",
+        "Begin with the same values everywhere, and reduce what devices compute from different data.",
+    ),
+)
