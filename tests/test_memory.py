@@ -248,6 +248,17 @@ def test_what_is_alive_at_a_peak_is_told_with_its_life() -> None:
     assert found.live == (("a", 20), ("b", 22), ("b", 18), ("b", 16))
 
 
+def test_a_long_curve_is_short_and_shows_the_peak() -> None:
+    program = small()
+    sizes = [8, 8, *(1 + (7919 * i) % 1009 for i in range(3000))]
+    events = heap(*((3, kind, value) for value in range(2, len(sizes)) for kind in (ALLOCATE, FREE)))
+    held = buffers(places((8, "argument"), (8, "result"), (1009, "temporary")), sizes, [0, 1, *[2] * 3000], events)
+    found = program_memory(replace(program, buffers=held), program=7)
+    assert found.live_peak_bytes == 16 + 1009
+    assert len(found.live) == 400
+    assert max(size for _, size in found.live) == 16 + 1009
+
+
 def test_what_if_a_buffer_were_not_there_or_an_argument_were_donated() -> None:
     found = program_memory(small(), program=7, without=["^a$"], donate=["x"]).what_if
     assert found is not None
