@@ -208,4 +208,29 @@ FINDINGS = (
         "read decides what the result is.",
         "Begin with the same values everywhere, and reduce what devices compute from different data.",
     ),
+    Code(
+        "TF250",
+        "sizes of a plan do not divide",
+        "Experts, a width, parameters or a batch cannot be dealt out alike to the ranks that a plan has for them.",
+        "Choose sizes that divide.",
+    ),
+    Code(
+        "TF251",
+        "stages of a pipeline without equal work",
+        "Layers cannot be dealt out to all parts of the pipeline alike, or there are fewer micro-batches than stages.",
+        "Arrange by hand which stage has which layers; use more micro-batches.",
+    ),
+    Code(
+        "TF252",
+        "two meshes with different pipelines",
+        "In the order of ranks that was chosen, stages hold other ranks for experts than for everything else.",
+        "Put pp last in the order of ranks.",
+    ),
+    Code(
+        "TF253",
+        "parts of a plan that exclude each other",
+        "Two options that a plan combines do not work together, such as tensor parallelism in attention without "
+        "sequence parallelism, or hash routing with overlap between micro-batches.",
+        "Leave one of them out, as the finding says.",
+    ),
 )

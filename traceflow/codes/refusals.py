@@ -189,4 +189,10 @@ REFUSALS = (
         "does not have.",
         "The product of pp, tp, gtp and cp, and that of pp, etp, egtp and ep, must divide the number of ranks.",
     ),
+    Code(
+        "TF149",
+        "no such model",
+        "Sizes of a model or of its batch that none can have, or the name of a way to train that is not known.",
+        "Give positive sizes, at most as many experts per token as there are, and one of the names that are listed.",
+    ),
 )

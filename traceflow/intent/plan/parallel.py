@@ -65,7 +65,7 @@ class ParallelPlan:
     gtp: int = 1
     egtp: int = 1
     gtp_sequence_shards: int = 1  # of GTP, how many ranks work on one sequence
-    order: str = DEFAULT_ORDER  # the first name counts fastest
+    order: str = DEFAULT_ORDER  # the first name counts fastest; gtp follows tp where it is not named
 
     def __post_init__(self) -> None:
         """Refuse sizes and orders that describe no mesh at all.
@@ -73,8 +73,7 @@ class ParallelPlan:
         Raises:
             TraceflowError: TF148.
         """
-        names = self.order.split("-")
-        if sorted(names) != sorted(DEFAULT_ORDER.split("-")):
+        if sorted(self._order()) != sorted(DEFAULT_ORDER.split("-")):
             raise _no_plan(f"order {self.order}", f"write it with each of {DEFAULT_ORDER} once")
         sizes = {name: getattr(self, name) for name in _SIZES}
         if wrong := [name for name, size in sizes.items() if size < 1]:
@@ -87,6 +86,12 @@ class ParallelPlan:
             raise _no_plan(
                 f"{self.gtp_sequence_shards} sequence shards do not divide gtp {self.gtp}", "choose a divisor of gtp"
             )
+
+    def _order(self) -> list[str]:
+        names = self.order.split("-")
+        if "gtp" not in names and "tp" in names:
+            names.insert(names.index("tp") + 1, "gtp")
+        return names
 
     def _expert_size(self) -> int:
         return self.etp * self.egtp * self.ep
@@ -125,14 +130,39 @@ class ParallelPlan:
         Raises:
             TraceflowError: TF148 for another name.
         """
-        if name not in _GROUPS:
-            raise _no_plan(f"no group {name}", f"name one of {', '.join(_GROUPS)}")
-        mesh, axes = _GROUPS[name]
-        return _groups(self.order.split("-"), self._mesh(mesh), axes)
+        mesh, axes = _kind(name)
+        return _groups(self._order(), self._mesh(mesh), axes)
 
     def all_groups(self) -> dict[str, Groups]:
         """Every kind of group by its name."""
         return {name: self.groups(name) for name in _GROUPS}
+
+    def group_size(self, name: str) -> int:
+        """Members of each group of one kind.
+
+        Raises:
+            TraceflowError: TF148 for a name that `groups` does not know.
+        """
+        mesh, axes = _kind(name)
+        sizes = self._mesh(mesh)
+        return prod(sizes[axis] for axis in axes)
+
+    def strides(self, mesh: str) -> dict[str, int]:
+        """By how much the rank grows with each coordinate: rank = sum over axes of stride x coordinate.
+
+        Args:
+            mesh: "dense", of axes tp, gtp, cp, dp and pp; or "expert", of etp, egtp, ep, edp and pp.
+
+        Example:
+            >>> plan = ParallelPlan(world=1024, pp=8, cp=2, ep=64)
+            >>> plan.strides("dense")["dp"], plan.strides("expert")["edp"]
+            (2, 64)
+        """
+        sizes, stride, found = self._mesh(mesh), 1, {}
+        for name in self._order():
+            found[name] = stride
+            stride *= sizes[name]
+        return {axis: found[name] for name, axis in _AXES[mesh].items()}
 
     def _mesh(self, name: str) -> dict[str, int]:
         if name == "dense":
@@ -148,16 +178,30 @@ class ParallelPlan:
         """
         if not 0 <= rank < self.world:
             raise _no_plan(f"no rank {rank}", f"name one of 0 to {self.world - 1}")
-        dense, expert = (_coordinates(rank, self.order.split("-"), self._mesh(name)) for name in ("dense", "expert"))
-        own = {"etp": expert["tp"], "egtp": expert["gtp"], "ep": expert["ep"], "edp": expert["dp"]}
-        return {name: place for name, place in dense.items() if name != "ep"} | own
+        found: dict[str, int] = {}
+        for mesh in ("expert", "dense"):
+            places = _coordinates(rank, self._order(), self._mesh(mesh))
+            found |= {axis: places[name] for name, axis in _AXES[mesh].items()}
+        return found
 
+
+_AXES: Mapping[str, Mapping[str, str]] = {
+    "dense": {"tp": "tp", "gtp": "gtp", "cp": "cp", "dp": "dp", "pp": "pp"},
+    "expert": {"tp": "etp", "gtp": "egtp", "ep": "ep", "dp": "edp", "pp": "pp"},
+}
+"""The axes of each mesh: their names in the order of ranks, and their own."""
 
 _SIZES = ("world", "pp", "vpp", "tp", "cp", "ep", "etp", "gtp", "egtp", "gtp_sequence_shards")
 
 
 def _no_plan(why: str, hint: str) -> TraceflowError:
     return TraceflowError("TF148", "no such parallel plan", why, hint)
+
+
+def _kind(name: str) -> tuple[str, tuple[str, ...]]:
+    if name not in _GROUPS:
+        raise _no_plan(f"no group {name}", f"name one of {', '.join(_GROUPS)}")
+    return _GROUPS[name]
 
 
 def _coordinates(rank: int, order: Iterable[str], sizes: Mapping[str, int]) -> dict[str, int]:
