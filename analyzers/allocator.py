@@ -50,8 +50,9 @@ class AllocatorUse:
 def allocators(trace: Trace) -> tuple[tuple[AllocatorUse, ...], tuple[Skipped, ...]]:
     """The memory of each rank and device, and what cannot be told of it.
 
-    The peak is the largest amount in all that the allocator told, at its first moment. Of several sources of one
-    device the first of event, snapshot and timeline counts; categories are those of the timeline, at its own peak.
+    The peak is the largest amount in all that a source tells, at its first moment. Of several sources of one device
+    the one that tells most counts: each may miss memory, as events on the host miss what was there before the profiler,
+    and none makes any up. Categories are those of the timeline, at its own peak.
     """
     memory = trace.memory
     pairs = sorted(set(zip(memory.rank.tolist(), memory.device.tolist(), strict=True)))
@@ -61,8 +62,8 @@ def allocators(trace: Trace) -> tuple[tuple[AllocatorUse, ...], tuple[Skipped, .
 
 def _use(trace: Trace, memory: MemoryEvents, rank: int, device: int) -> AllocatorUse:
     mine = np.flatnonzero((memory.rank == rank) & (memory.device == device))
-    sources = np.unique(memory.source[mine])
-    rows = mine[memory.source[mine] == sources[0]]
+    sources = [mine[memory.source[mine] == source] for source in np.unique(memory.source[mine])]
+    rows = max(sources, key=lambda rows: _told_bytes(memory.allocated_bytes[rows]))
     allocated, reserved = memory.allocated_bytes[rows], memory.reserved_bytes[rows]
     whole = bool((allocated >= 0).all())
     peak = int(allocated.argmax())
@@ -70,7 +71,7 @@ def _use(trace: Trace, memory: MemoryEvents, rank: int, device: int) -> Allocato
     return AllocatorUse(
         rank=rank,
         device=None if device == ABSENT else device,
-        source=MemorySource(int(sources[0])).name.lower(),
+        source=MemorySource(int(memory.source[rows[0]])).name.lower(),
         events=len(rows),
         peak_bytes=int(allocated[peak]) if whole else None,
         peak_ns=int(memory.time_ns[rows[peak]]) if whole else None,
@@ -79,6 +80,11 @@ def _use(trace: Trace, memory: MemoryEvents, rank: int, device: int) -> Allocato
         by_phase_bytes=_by_phase(trace, rank, memory.time_ns[rows], allocated) if whole else None,
         live=_curve(memory.time_ns[rows], allocated) if whole else (),
     )
+
+
+def _told_bytes(allocated: Int64) -> int:
+    """The most that a source tells, ABSENT where it does not tell all."""
+    return int(allocated.max()) if (allocated >= 0).all() else ABSENT
 
 
 def _by_category(memory: MemoryEvents, rows: Rows) -> dict[str, int]:

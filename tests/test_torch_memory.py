@@ -285,9 +285,12 @@ def test_what_the_recorder_wrote_joins_the_trace_of_its_rank(tmp_path: Path) -> 
     found = read(tmp_path).trace
     assert [rank.rank for rank in found.ranks] == [1, 3]
     uses, _ = allocators(found)
-    assert [(u.rank, u.source, u.peak_bytes) for u in uses] == [(1, "timeline", 81), (3, "event", 64)]
+    assert [(u.rank, u.source, u.peak_bytes) for u in uses] == [(1, "timeline", 81), (3, "timeline", 81)]
     assert [u.by_category_bytes for u in uses] == [{"parameter": 50, "temporary": 30, "unknown": 1}] * 2
     assert found.memory.time_ns[found.memory.rank == 3].tolist() == [1000, 9000, 9000, 19000]
+    higher = replace(found.memory, allocated_bytes=np.where(found.memory.source == 0, 82, found.memory.allocated_bytes))
+    uses, _ = allocators(replace(found, memory=higher))
+    assert [(u.source, u.peak_bytes) for u in uses] == [("timeline", 81), ("event", 82)]
 
 
 def test_damaged_timelines_are_refused(tmp_path: Path) -> None:
