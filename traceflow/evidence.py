@@ -19,6 +19,7 @@ from traceflow.program.dump import add_program, is_program, programs_among, read
 from traceflow.program.hlo_module_text import looks_like_hlo_text
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated, read_stated
+from traceflow.program.torch_audit import is_torch_audit
 from traceflow.result import Note, Tally
 from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
@@ -48,6 +49,7 @@ class Evidence:
     operations: OperationTable | None = None
     stated: tuple[Stated, ...] = ()
     stages: tuple[Path, ...] = ()  # files of programs before they were compiled, read when they are asked for
+    audits: tuple[Path, ...] = ()  # of PyTorch's sharding, one file for each rank, likewise
 
 
 class _Format(Enum):
@@ -87,19 +89,23 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
             is_program(given) or looks_like_hlo_text((_head(given) or b"").decode(errors="replace"))
         ):
             return _untraced([read_program(given)])
+        if given.is_file() and is_torch_audit(given):
+            return replace(_untraced([]), audits=(given,))
         if given.is_file():
             return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         files = _found(given)
         programs, notes = programs_among(files)
-        traces = _traces(given, files, needed=not programs)
+        audits = tuple(file for file in files if is_torch_audit(file))
+        traces = _traces(given, files, needed=not programs and not audits)
         if not traces:
-            return replace(_untraced(programs.values(), notes), stages=_stages(files))
+            return replace(_untraced(programs.values(), notes), stages=_stages(files), audits=audits)
         _check_one_recording(traces)
         read_one = partial(_read_one, communication=patterns, beside=programs)
         memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
-        return replace(_with_programs(whole, programs, notes), stated=_stated(files), stages=_stages(files))
+        whole = _with_programs(whole, programs, notes)
+        return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits)
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error

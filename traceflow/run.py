@@ -199,10 +199,17 @@ class Run:
     def sharding(self, intent: Intent | None = None, *, step: int | None = None) -> Sharding:
         """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`.
 
+        Of a PyTorch program that was audited, see :func:`traceflow.analyzers.sharding.torch.torch_sharding`.
+
         Args:
             intent: What the programs do not say themselves.
             step: Which step mismatches cost something in; the whole capture where None.
         """
+        if self.evidence.audits:
+            from traceflow.analyzers.sharding.torch import torch_sharding
+            from traceflow.program.torch_audit import read_torch_audit
+
+            return torch_sharding([read_torch_audit(file) for file in self.evidence.audits], intent)
         from traceflow.analyzers.sharding import sharding
 
         path = self.critical_path(step=step) if len(self.trace.hlo.event) else None
