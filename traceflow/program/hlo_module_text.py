@@ -19,6 +19,7 @@ from traceflow.program.frames import user_places
 from traceflow.program.hlo_line import Instruction, parse_instruction
 from traceflow.program.module import (
     COLLECTIVES,
+    LARGEST_TABLE,
     WINDOWED,
     Convolution,
     Dot,
@@ -42,6 +43,9 @@ _CALLS = re.compile(
 _CALL_ORDER = ("true_computation", "false_computation", "body", "condition")  # as XLA numbers them
 _OPERATION = re.compile(r'op_name="((?:[^"\\]|\\.)*)"')
 _SOURCE = re.compile(r'source_file="([^"]*)"(?: source_line=(\d+))?')
+_WHOLE = re.compile(r"(pred|[su](8|16|32|64))\[")
+_NUMBER = re.compile(r"-?\d+|true|false")
+_TRUTHS = {"true": 1, "false": 0}
 _TABLE_ROW = re.compile(r"(\d+) (.*)")
 
 _Found = TypeVar("_Found")
@@ -176,7 +180,26 @@ def told_by(instructions: Sequence[Instruction]) -> dict[str, Any]:
         "fusion_kind": _where(instructions, lambda i: _attribute(i, "kind") if i.opcode == "fusion" else None),
         "custom_call_target": _where(instructions, lambda i: _attribute(i, "custom_call_target")),
         "sharding": _where(instructions, lambda i: _sharding(i.attributes)),
+        "integers": _where(instructions, _integers),
+        "comparison": _where(instructions, lambda i: _attribute(i, "direction") if i.opcode == "compare" else None),
+        "slices": _where(instructions, lambda i: _slice(i.attributes) if i.opcode == "slice" else None),
     }
+
+
+def _integers(instruction: Instruction) -> tuple[int, ...] | None:
+    """Elements of a constant of whole numbers or truths."""
+    if instruction.opcode != "constant" or not _WHOLE.match(instruction.full_shape):
+        return None
+    words = _NUMBER.findall(instruction.arguments)
+    few = 0 < len(words) <= LARGEST_TABLE
+    return tuple(_TRUTHS[word] if word in _TRUTHS else int(word) for word in words) if few else None
+
+
+def _slice(attributes: str) -> tuple[tuple[int, int, int], ...]:
+    """`slice={[0:16], [0:8:2]}`."""
+    match = re.search(r"\bslice=\{([^}]*)\}", attributes)
+    bounds = re.findall(r"\[(\d+):(\d+)(?::(\d+))?\]", match[1]) if match else []
+    return tuple((int(start), int(limit), int(stride or 1)) for start, limit, stride in bounds)
 
 
 def _where(instructions: Iterable[Instruction], find: Callable[[Instruction], _Found | None]) -> dict[int, _Found]:

@@ -17,6 +17,7 @@ from traceflow.program.buffers import Buffers, buffers_of
 from traceflow.program.frames import read_frames, user_places
 from traceflow.program.module import (
     COLLECTIVES,
+    LARGEST_TABLE,
     WINDOWED,
     Convolution,
     Dot,
@@ -32,6 +33,7 @@ from traceflow.program.sharding import sharding_text
 from traceflow.trace.model import ABSENT, Int32, Int64
 
 _Identifier = TypeVar("_Identifier", int, str)
+_INTEGERS = ("preds", "s32s", "s64s", "u32s", "u64s")
 _ID, _NAME = attrgetter("id"), attrgetter("name")
 
 
@@ -180,7 +182,18 @@ def _described(kinds: _Kinds) -> dict[str, Any]:
         "dimensions": {row: tuple(found) for row, i in enumerate(kinds.instructions) if (found := i.dimensions)},
         "fusion_kind": {row: i.fusion_kind for row, i in kinds.rows("fusion")},
         "custom_call_target": {row: i.custom_call_target for row, i in calls},
+        "integers": {row: found for row, i in kinds.rows("constant") if (found := _integers(i.literal))},
+        "comparison": {row: i.comparison_direction for row, i in kinds.rows("compare")},
+        "slices": {
+            row: tuple((d.start, d.limit, d.stride) for d in i.slice_dimensions) for row, i in kinds.rows("slice")
+        },
     }
+
+
+def _integers(literal: Any) -> tuple[int, ...]:
+    """Elements of a constant of whole numbers or truths, where these are few enough to be indices or a table of them."""
+    found = next((v for kind in _INTEGERS if (v := getattr(literal, kind))), ())
+    return tuple(map(int, found)) if len(found) <= LARGEST_TABLE else ()
 
 
 def _attributes(attributes: Any) -> dict[str, str]:
@@ -278,6 +291,7 @@ def _communicating(module: Any, kinds: _Kinds) -> dict[str, Any]:
     return {
         "replica_groups": _replica_groups(collectives, devices),
         "source_target_pairs": _pairs(collectives, devices),
+        "devices": tuple(devices[logical] for logical in sorted(devices)),
     }
 
 

@@ -29,6 +29,8 @@ COLLECTIVES = frozenset(
     }
 )
 WINDOWED = frozenset({"reduce-window", "select-and-scatter"})
+LARGEST_TABLE = 4096
+"""Elements of a constant that are kept at most: what computes indices is no larger."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +118,9 @@ class HloModule:
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # of a reduce, a broadcast, a gather ...
     fusion_kind: Mapping[int, str] = field(default_factory=dict)
     custom_call_target: Mapping[int, str] = field(default_factory=dict)
+    integers: Mapping[int, tuple[int, ...]] = field(default_factory=dict)  # elements of constants, truths as 0 and 1
+    comparison: Mapping[int, str] = field(default_factory=dict)  # of a compare: LT, LE, EQ, NE, GE or GT
+    slices: Mapping[int, tuple[tuple[int, int, int], ...]] = field(default_factory=dict)  # start, limit, stride
     frames: tuple[Frame, ...] = ()
     frame: Mapping[int, int] = field(default_factory=dict)  # instruction -> row of its innermost frame, where known
     sharding: Mapping[int, str] = field(default_factory=dict)  # as HLO text writes it, of instructions that have one
@@ -123,6 +128,7 @@ class HloModule:
     module_attributes: Mapping[str, str] = field(default_factory=dict)
     parameter_shardings: tuple[str, ...] = ()  # of the whole arrays, where the partitioner recorded them
     output_sharding: str = ""
+    devices: tuple[int, ...] = ()  # by what pairs and groups call each partition; () where they say its number
     buffers: Buffers | None = None  # where the compiler's buffer assignment came with the program
 
     def __len__(self) -> int:

@@ -35,16 +35,18 @@ HloModuleProto: 1 string name, 3 HloComputationProto* computations, 5 int64 id, 
     19 FrontendAttributes frontend_attributes
 HloComputationProto: 1 string name, 2 HloInstructionProto* instructions, 5 int64 id, 6 int64 root_id
 HloInstructionProto: 1 string name, 2 string opcode, 3 ShapeProto shape, 7 OpMetadata metadata,
-    9 int64 parameter_number, 11 string fusion_kind, 13 int64 tuple_index, 14 int64* dimensions, 15 Window window,
-    16 ConvolutionDimensionNumbers convolution_dimension_numbers, 28 string custom_call_target,
+    8 LiteralProto literal, 9 int64 parameter_number, 11 string fusion_kind, 13 int64 tuple_index, 14 int64* dimensions, 15 Window window,
+    16 ConvolutionDimensionNumbers convolution_dimension_numbers, 17 SliceDimensions* slice_dimensions, 28 string custom_call_target,
     30 DotDimensionNumbers dot_dimension_numbers, 35 int64 id, 36 int64* operand_ids,
     37 int64* control_predecessor_ids, 38 int64* called_computation_ids, 40 OpSharding sharding,
     43 bytes backend_config,
     49 ReplicaGroup* replica_groups, 50 int64 feature_group_count, 52 SourceTarget* source_target_pairs,
-    58 int64 batch_group_count, 68 FrontendAttributes frontend_attributes,
+    58 int64 batch_group_count, 63 string comparison_direction, 68 FrontendAttributes frontend_attributes,
     87 CollectiveDeviceListProto collective_device_list, 90 RaggedDotDimensionNumbers ragged_dot_dimension_numbers,
     92 IotaReplicaGroupListProto iota_collective_device_list,
     93 MeshAxesReplicaGroupListProto mesh_axes_replica_group_list
+LiteralProto: 1 ShapeProto shape, 2 bool* preds, 4 int32* s32s, 5 int64* s64s, 6 uint32* u32s, 7 uint64* u64s
+SliceDimensions: 1 int64 start, 2 int64 limit, 3 int64 stride
 FrontendAttributes: 1 AttributeEntry* map
 AttributeEntry: 1 string key, 2 string value
 OpSharding: 1 int32 type, 3 int64* tile_assignment_dimensions, 4 int64* tile_assignment_devices,
