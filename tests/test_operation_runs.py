@@ -30,7 +30,7 @@ from traceflow.trace.operations import _NAMES, OperationTable, is_operation_tabl
 Capture = pytest.CaptureFixture[str]
 Row = dict[str, Any]
 
-BLOCKS = ("csv", "console", "python")
+BLOCKS = ("text", "console", "python")
 TRACE_ST, TIMELINE_ST = "cluster/trace-ST.parquet", "cluster/timeline-ST.json.gz"
 MS = 1_000_000
 COLUMNS = ("rank", "step", "type", "start_ns", "duration_ns", "dp_rank", "stage", "chunk", "micro_batch", "sequence")

@@ -58,15 +58,13 @@ def compute_bound_ns(flops: int, flops_per_s: float, *, flops_devices: int = 1, 
 def sent_bytes(operation: str, operand_bytes: int, members: int) -> int | None:
     """What each end of a collective must send at least, in bytes; None where that depends on the data.
 
-    With I bytes put in by each of n members, which is also what rings send:
+    With I bytes put in by each of n members, which is also what rings send::
 
-    | operation | each end sends |
-    |---|---|
-    | all-gather | (n - 1) I |
-    | reduce-scatter, all-to-all, collective-broadcast | (n - 1) / n I |
-    | all-reduce | 2 (n - 1) / n I |
-    | collective-permute, send | I |
-    | recv | 0 |
+        all-gather                                        (n - 1) I
+        reduce-scatter, all-to-all, collective-broadcast  (n - 1) / n I
+        all-reduce                                        2 (n - 1) / n I
+        collective-permute, send                          I
+        recv                                              0
 
     Args:
         operation: As HLO names it.

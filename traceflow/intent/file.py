@@ -1,6 +1,6 @@
 """Intent in a file, for what is audited from the command line.
 
-A TOML file with any of these:
+A TOML file with any of these::
 
     batch = "data"                        # the axes that split the batch
     expect = ["all-reduce(data)"]         # the collectives that may happen, and none other
