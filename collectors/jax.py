@@ -1,5 +1,7 @@
 """Compile a JAX program without running it, and keep every stage: a whole audit of its sharding, in CI as well.
 
+What only values tell, whether copies of an array are alike, is asked of the results of a program that has run.
+
 The compiler's own warnings go to the process's standard error from C++. They are caught there, at the level of the
 file descriptor, kept, and passed on.
 """
@@ -16,6 +18,7 @@ from typing import Any
 
 from traceflow.errors import TraceflowError
 from traceflow.program.compilation import Compilation, compilation, staged
+from traceflow.result import Finding, Provenance, Severity
 
 _DUMP = {"xla_dump_hlo_as_proto": True, "xla_dump_hlo_pass_re": "spmd|shard"}
 
@@ -56,6 +59,57 @@ def compile_only(fn: Callable[..., Any], *abstract_args: Any, **abstract_kwargs:
         module, files = next(iter(found.items()))
         contents = {stage: (Path(folder) / name).read_bytes() for stage, name in files.items()}
     return compilation(module.partition(".")[2], contents, tuple(printed))
+
+
+def differing_replicas(tree: Any) -> tuple[Finding, ...]:
+    """Arrays whose copies on several devices should be the same, and are not.
+
+    JAX takes one copy for the value of all. They can differ where `shard_map` claims replication that it does not
+    check (`check_vma=False`), and where arrays are made of parts of single devices. Copies are compared exactly, with
+    NaN equal to itself; those of other processes are not seen.
+
+    Args:
+        tree: Arrays in any structure, such as the results of a step; what is no array is passed over.
+
+    Returns:
+        A finding (TF249) for each array of which two copies of one piece differ.
+
+    Example:
+        >>> import jax.numpy as jnp                                                           # doctest: +SKIP
+        >>> assert not differing_replicas(step(state, batch))                                 # doctest: +SKIP
+    """
+    import jax
+
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    found = (_differing(jax.tree_util.keystr(path), leaf) for path, leaf in leaves if isinstance(leaf, jax.Array))
+    return tuple(finding for finding in found if finding is not None)
+
+
+def _differing(name: str, array: Any) -> Finding | None:
+    import jax
+    import numpy as np
+    from jax import numpy as jnp
+
+    if jnp.issubdtype(array.dtype, jax.dtypes.prng_key):
+        array = jax.random.key_data(array)
+    numeric = jnp.issubdtype(array.dtype, np.inexact)
+    first: dict[object, Any] = {}
+    differing = []
+    for shard in array.addressable_shards:
+        one, other = first.setdefault(str(shard.index), shard), shard
+        if not np.array_equal(np.asarray(one.data), np.asarray(other.data), equal_nan=numeric):
+            differing += [one.device.id, other.device.id]
+    if not differing:
+        return None
+    devices = sorted(set(differing))
+    return Finding(
+        code="TF249",
+        severity=Severity.ERROR,
+        title=f"copies of {name or 'the array'} differ between devices {', '.join(map(str, devices))}",
+        provenance=Provenance.MEASURED,
+        suggestion="Reduce what devices compute from different data (psum), or name the axis in out_specs.",
+        evidence={"array": name, "source": "", "devices": [*devices], "shape": list(array.shape)},
+    )
 
 
 @contextmanager
