@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from traceflow.cli import output
-from traceflow.cli.options import AnswerOptions, Format, Options, ReadOptions
+from traceflow.cli.options import AnswerOptions, Format, Options, ReadOptions, WriteOptions
 from traceflow.cli.progress import working
 from traceflow.cli.project import project_communication
 
@@ -52,13 +52,24 @@ def answer(
     Raises:
         TraceflowError: when the input cannot be read or explained, or the output not written.
     """
-    from traceflow.report.json import dumps, envelope
+    from traceflow.report.json import envelope
 
-    place = options.output or output.STDOUT
-    output.refuse_existing(place, force=options.force)
+    output.refuse_existing(options.output or output.STDOUT, force=options.force)
     run = opened(source, options)
     with working("explaining", options):
         document = envelope(ask(run), run, request)
+    tell(document, options, top=top)
+
+
+def tell(document: Mapping[str, Json], options: WriteOptions, *, top: int = 12) -> None:
+    """Write a result in its envelope as the options want it.
+
+    Raises:
+        TraceflowError: when the output cannot be written.
+    """
+    from traceflow.report.json import dumps
+
+    place = options.output or output.STDOUT
     if options.format is Format.JSON:
         output.write(dumps(document), place)
         return

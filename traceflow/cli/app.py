@@ -9,6 +9,7 @@ import typer
 from traceflow.cli.demo import demo
 from traceflow.cli.explain import explain
 from traceflow.cli.options import verb
+from traceflow.cli.plan import plan
 from traceflow.cli.report import report
 from traceflow.cli.run import run
 from traceflow.cli.show import show
@@ -44,4 +45,5 @@ app.command(context_settings={"allow_interspersed_args": False})(verb(run))
 app.command()(verb(report))
 app.add_typer(show, name="show")
 app.command("what-if")(verb(what_if))
+app.add_typer(plan, name="plan")
 app.command()(verb(explain))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, get_type_hints
 
 import typer
 
@@ -57,12 +57,17 @@ class ReadOptions(Options):
 
 
 @dataclass(frozen=True)
-class AnswerOptions(ReadOptions):
+class WriteOptions(Options):
     """What a verb that prints a result can be told."""
 
     format: Annotated[Format, typer.Option(help="Text to read, or JSON for scripts.")] = Format.TEXT
     output: Output = None
     force: Force = False
+
+
+@dataclass(frozen=True)
+class AnswerOptions(WriteOptions, ReadOptions):
+    """What a verb that reads an input and prints a result can be told."""
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:
@@ -71,7 +76,9 @@ def verb(function: Callable[..., None]) -> Callable[..., None]:
     Each field of that class becomes an option of the command, after the function's own. Errors end here.
     """
     first, *own = inspect.signature(function, eval_str=True).parameters.values()
-    shared = inspect.signature(first.annotation, eval_str=True).parameters.values()
+    types = get_type_hints(first.annotation, include_extras=True)  # a class may come from another module than its base
+    fielded = inspect.signature(first.annotation).parameters.values()
+    shared = [parameter.replace(annotation=types[parameter.name]) for parameter in fielded]
 
     @wraps(function)
     def command(**given: Any) -> None:

@@ -45,7 +45,8 @@ def envelope(result: Result, run: Opened, request: Mapping[str, Json] | None = N
         The object that `--format json` prints; its schema is `traceflow.schemas.schema(result.kind)`.
     """
     epoch = epoch_text(run.trace.epoch_ns)
-    unknown = () if epoch else (Skipped("/epoch", "the trace does not say when it was recorded"),)
+    why = "the trace does not say when it was recorded" if len(run.trace.lanes) else "there is no trace"
+    unknown = () if epoch else (Skipped("/epoch", why),)
     simulated = (simulation_finding(),) if simulates(run.trace) else ()
     return {
         "schema_version": SCHEMA_VERSION,

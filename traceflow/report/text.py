@@ -15,6 +15,7 @@ from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.names import numbers, printable, short_name, where
 from traceflow.report.path_text import path_parts, predicted_path_parts
+from traceflow.report.plan import plan_parts
 from traceflow.report.savings import effect_parts, savings_parts
 from traceflow.report.sharding import sharding_parts
 from traceflow.report.slowdown import slowdown_parts
@@ -34,6 +35,8 @@ _PERIOD = "/result/steady_state/period_ns"
 _TOLD = frozenset(
     {"/epoch", "/result/programs/*/scheduled_peak_bytes", _REMOVABLE, _PERIOD}
 )  # shown where the quantity would stand, or not looked for
+
+_STATED = frozenset({"plan"})  # what follows from what was said alone, and has no events
 
 
 def render(document: Document, *, top: int = 12, width: int = 80, color: bool = False) -> str:
@@ -186,6 +189,8 @@ def _findings(document: Document) -> Iterator[RenderableType]:
 
 def _evidence(document: Document) -> Iterator[RenderableType]:
     """What became of the events, and every remark on them."""
+    if document["kind"] in _STATED:
+        return
     quality = document["data_quality"]
     read, kept = quality["events_read"], quality["events_kept"]
     yield Text(f"\nEvidence: {quality['verdict']}. {read:,} events read, {kept:,} kept", style="bold")
@@ -240,6 +245,11 @@ def _sharding(document: Document, top: int) -> Iterator[RenderableType]:
     yield from sharding_parts(document["result"], top)
 
 
+def _plan(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Plan", document)
+    yield from plan_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -252,4 +262,5 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "padding": _padding,
     "sharding": _sharding,
     "budget": _budget,
+    "plan": _plan,
 }

@@ -19,6 +19,7 @@ KINDS = (
     "padding",
     "budget",
     "sharding",
+    "plan",
 )
 """The results that have a schema."""
 

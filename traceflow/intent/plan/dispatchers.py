@@ -41,7 +41,7 @@ def dispatchers(parallel: ParallelPlan, model: Model, batch: Batch) -> tuple[Dis
 
     With n tokens of each rank and p = ETP x EP ranks: AlltoAll receives k n rows, and gathers those of ETP; AllGather
     has all p n tokens, whatever k. Flex counts each part of an expert's matrices as a destination: top-k x ETP of
-    E x ETP, while the model remains top-k of E.
+    E x ETP, while the model remains top-k of E. A capacity is part of AlltoAll alone.
 
     Example:
         >>> model = Model(hidden=7168, experts=384, topk=6, expert_hidden=3072)
@@ -50,12 +50,15 @@ def dispatchers(parallel: ParallelPlan, model: Model, batch: Batch) -> tuple[Dis
         (12, 768)
     """
     tokens, etp = count_tokens(parallel, model, batch), parallel.etp
-    width, chosen, estimated = model.routed_width * model.item_bytes, tokens.sent_rows * etp, not tokens.exact
-    everyone = tokens.in_expert_group
+    width = model.routed_width * model.item_bytes
+    received, everyone = tokens.sent_rows * etp, tokens.in_expert_group
+    chosen = tokens.per_rank * model.topk * etp
     return (
-        Dispatcher("alltoall", chosen, chosen * width, estimated, model.topk, model.experts),
+        Dispatcher("alltoall", received, received * width, not tokens.exact, model.topk, model.experts),
         Dispatcher(
             "allgather", everyone, everyone * width, expected=False, topk=model.topk, destinations=model.experts
         ),
-        Dispatcher("flex", chosen, chosen * width, estimated, model.topk * etp, model.experts * etp),
+        Dispatcher(
+            "flex", chosen, chosen * width, expected=True, topk=model.topk * etp, destinations=model.experts * etp
+        ),
     )
