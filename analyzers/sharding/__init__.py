@@ -107,7 +107,7 @@ def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterat
 
 def _found(p: Partitioning) -> Iterator[Found]:
     """Every mismatch once: a collective that one finding explains is not told again by the general one."""
-    first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p)]
+    first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p, fully_sharded(p))]
     known = frozenset(row for found in first for row in found.rows)
     yield from first
     if p.intent.expected is None:

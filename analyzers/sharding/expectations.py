@@ -109,7 +109,7 @@ def stated_after(p: Partitioning, row: int) -> bool:
     spec = p.spec(row)
     if flow is None or module is None or spec is None:
         return False
-    wanted = _stated(p)
+    wanted = stated_rows(p)
     here = (at for at in flow.after(row, lambda at: at == row or is_elementwise(module, at)))
     return any(
         (at in wanted and p.spec(at) == spec)
@@ -118,12 +118,13 @@ def stated_after(p: Partitioning, row: int) -> bool:
     )
 
 
-def _stated(p: Partitioning) -> frozenset[int]:
+def stated_rows(p: Partitioning) -> frozenset[int]:
     """Rows of the propagated program whose sharding its author states: constraints, results, inputs of `shard_map`."""
     module = p.compilation.propagated
     if module is None:
         return frozenset()
-    places = {(a.name, a.source) for a in p.intent.arrays if a.role in {Role.CONSTRAINT, Role.RESULT}}
+    asked = {Role.CONSTRAINT, Role.RESULT}
+    places = {(a.name, a.source) for a in p.intent.arrays if a.role in asked and a.spec is not None}
     rows = range(len(module))
     stated = {r for r in rows if (module.operation_name[r], module.source[r]) in places}
     manual = {r for r in rows if module.custom_call_target.get(r) == "SPMDFullToShardShape"}

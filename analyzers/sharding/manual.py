@@ -42,12 +42,17 @@ def needless_sums(p: Partitioning) -> Iterator[Found]:
     for body in _bodies(module):
         varying, _ = _followed(module, mesh, body)
         for row in varying.values:
-            if module.opcode[row] not in _SUMS or "transpose(" in module.operation_name[row]:
+            if module.opcode[row] not in _SUMS or _is_derived(module, body, row):
                 continue
             summed = joined(varying.values[operand] for operand in module.operands_of(row).tolist())
             alike = [axis for axis in varying.over(row) if axis not in summed.differs | summed.unknown]
             if alike and summed.given and _is_array(module, row):
                 yield _needless(module, row, alike)
+
+
+def _is_derived(module: HloModule, body: _Body, row: int) -> bool:
+    """Whether differentiation made an instruction."""
+    return any("transpose(" in module.operation_name[at] for at in (body.call, row))
 
 
 def _is_array(module: HloModule, row: int) -> bool:

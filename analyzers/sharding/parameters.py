@@ -6,13 +6,16 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from traceflow.analyzers.sharding.declared import declared
-from traceflow.analyzers.sharding.expectations import implied_by
+from traceflow.analyzers.sharding.expectations import implied_by, stated_rows
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.partitioning import Collective, Partitioning
+from traceflow.analyzers.sharding.reductions import cut_to
 from traceflow.intent.intent import ArrayIntent
 from traceflow.intent.mesh import Axes
 from traceflow.intent.spec import local_shape
 from traceflow.program.arithmetic import arrays
+
+_PLACING = frozenset({"copy", "custom-call"})  # what a constraint becomes
 
 
 class Gathered(NamedTuple):
@@ -60,8 +63,8 @@ def fully_sharded(p: Partitioning) -> dict[int, frozenset[int]]:
     """The operands of collectives that fully sharded data parallelism means, by row of the collective.
 
     They are arguments, gathered over exactly the axes that split them, while another argument that is not gathered,
-    the batch, is split over these axes as well. What returns to such an argument is its gradient: a reduce-scatter
-    over the same axes, to pieces of the size of the argument's own.
+    the batch, is split over these axes as well. What returns to such an argument is its gradient: a reduction over the
+    same axes, to pieces of the size of the argument's own.
     """
     gathered = list(gathered_arguments(p))
     names = {one.argument.name for one in gathered}
@@ -77,20 +80,21 @@ def fully_sharded(p: Partitioning) -> dict[int, frozenset[int]]:
 
 
 def _gradients(p: Partitioning, arguments: list[ArrayIntent]) -> Iterator[tuple[int, int]]:
-    """Rows and parts of reduce-scatters whose pieces are as large as those of arguments that lie over their axes."""
+    """Rows and parts of reductions whose pieces are as large as those of arguments, or of a layer, over their axes.
+
+    A backend without reduce-scatters reduces in full and cuts.
+    """
     module, mesh = p.divided, p.mesh
     if module is None or mesh is None:
         return
-    held = {
-        (frozenset(_axes(a)), tuple(sorted(local_shape(a.shape, a.spec, mesh))))
-        for a in arguments
-        if a.spec is not None
-    }
+    locals_ = [(frozenset(_axes(a)), local_shape(a.shape, a.spec, mesh)) for a in arguments if a.spec is not None]
+    held = {(axes, tuple(sorted(shape))) for axes, local in locals_ for shape in (local, local[1:])}
     for collective in p.collectives:
-        if collective.operation == "reduce-scatter":
-            for part, (_, size) in enumerate(arrays(module.shape[collective.row])):
-                if (frozenset(_axes_of(collective)), tuple(sorted(size))) in held:
-                    yield collective.row, part
+        shapes = [size for _, size in arrays(module.shape[collective.row])]
+        pieces = {"reduce-scatter": shapes, "all-reduce": cut_to(p, collective.row)}.get(collective.operation, ())
+        for part, size in enumerate(pieces):
+            if (frozenset(_axes_of(collective)), tuple(sorted(s for s in size if s > 1))) in held:
+                yield collective.row, part
 
 
 def assembled_arrays(p: Partitioning) -> dict[int, tuple[str, ...]]:
@@ -102,7 +106,10 @@ def assembled_arrays(p: Partitioning) -> dict[int, tuple[str, ...]]:
 
 
 def _meant(p: Partitioning, one: Gathered) -> bool:
-    """Whether a product implies this gather as it is."""
+    """Whether its author asks for this gather itself, or a product implies it as it is."""
+    asked = stated_rows(p)
+    if any(row in asked for row in p.causes(one.gather.row, _PLACING)):
+        return True
     if len(_chain(p, one)) > 1 or _axes_of(one.gather) != _axes(one.argument):
         return False
     if p.compilation.propagated is None:

@@ -119,6 +119,11 @@ class Partitioning:
         text = module.sharding.get(row)
         return Spec(((),) * rank) if text is None else spec_of(parse_sharding(text), self.mesh, rank)
 
+    def whole_operands(self, row: int) -> list[int]:
+        """The operands of an instruction of the propagated program."""
+        module = self.compilation.propagated
+        return [] if module is None else module.operands_of(row).tolist()
+
     def causes(self, row: int, opcodes: frozenset[str] | None = None) -> Iterator[int]:
         """Instructions of the propagated program that became one of the divided program, by scope and source line."""
         divided, propagated = self.divided, self.compilation.propagated

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 
 from traceflow.analyzers.sharding.expectations import reduces
 from traceflow.analyzers.sharding.found import Found
-from traceflow.analyzers.sharding.partitioning import Collective, Partitioning, shape_of
-from traceflow.program.module import HloModule
+from traceflow.analyzers.sharding.partitioning import Partitioning, shape_of
+from traceflow.program.module import HloModule, base_opcode
 
 
-def cut_reductions(p: Partitioning) -> Iterator[Found]:
+def cut_reductions(p: Partitioning, meant: Container[int]) -> Iterator[Found]:
     """All-reduces of which each device uses only a slice at its own place: a reduce-scatter moves half as much.
 
-    Backends that turn such a pair into a reduce-scatter themselves have none left in the compiled program.
+    Backends that turn such a pair into a reduce-scatter themselves have one in the compiled program.
+
+    Args:
+        p: The program.
+        meant: Collectives that full sharding means: a gradient that a backend reduces so is not its author's choice.
     """
     for reduction in reduces(p):
-        worth = (reduction.bytes or 0) >= p.worth_bytes
-        if reduction.operation == "all-reduce" and worth and _is_cut(p, reduction):
+        worth = reduction.operation == "all-reduce" and (reduction.bytes or 0) >= p.worth_bytes
+        if worth and reduction.row not in meant and cut_to(p, reduction.row) and not _is_scattered(p, reduction.row):
             yield Found(
                 code="TF232",
                 title="an all-reduce gives every device all sums, of which it keeps its own part",
@@ -30,18 +34,30 @@ def cut_reductions(p: Partitioning) -> Iterator[Found]:
             )
 
 
-def _is_cut(p: Partitioning, reduction: Collective) -> bool:
-    """Whether all that uses a sum takes a slice of it, whose place depends on the device."""
+def _is_scattered(p: Partitioning, row: int) -> bool:
+    """Whether the compiled program has a reduce-scatter in place of a pair of the divided one."""
+    module, compiled = p.divided, p.compilation.compiled
+    if module is None or compiled is None or module is compiled:
+        return False
+    place = module.operation_name[row], module.source[row]
+    return any(
+        base_opcode(opcode) == "reduce-scatter" and (compiled.operation_name[at], compiled.source[at]) == place
+        for at, opcode in enumerate(compiled.opcode)
+    )
+
+
+def cut_to(p: Partitioning, row: int) -> tuple[tuple[int, ...], ...]:
+    """Shapes of the slices of a sum, where slices whose place depends on the device are all that is used of it."""
     module = p.divided
     if module is None:
-        return False
+        return ()
     renamed = {"bitcast", "reshape", "copy", "transpose", "convert", "get-tuple-element"}
     used = [
-        row
-        for row in p.flow.after(reduction.row, lambda row: module.opcode[row] in renamed)
-        if row != reduction.row and module.opcode[row] not in renamed
+        at
+        for at in p.flow.after(row, lambda at: module.opcode[at] in renamed)
+        if at != row and module.opcode[at] not in renamed
     ]
-    return bool(used) and all(_slices(p, module, row, reduction.row) for row in used)
+    return tuple(shape_of(module, at) for at in used) if all(_slices(p, module, at, row) for at in used) else ()
 
 
 def _slices(p: Partitioning, module: HloModule, row: int, reduction: int) -> bool:

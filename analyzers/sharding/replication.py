@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from fnmatch import fnmatch
 from typing import NamedTuple
 
+from traceflow.analyzers.sharding.expectations import is_elementwise
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.partitioning import Partitioning, shape_of
 from traceflow.intent.intent import ArrayIntent
@@ -134,26 +135,39 @@ def _inputs(arrays: list[ArrayIntent]) -> list[ArrayIntent]:
 
 
 def _lost(p: Partitioning, batch: Axes) -> Iterator[Found]:
-    """Products whose result no longer lies over the axes of the batch, though it has the batch's index."""
+    """Products that every device computes for all of the batch, though it was split before."""
     module = p.compilation.propagated
-    for row in module.dots if module is not None else ():
-        assert module is not None  # noqa: S101  # there are no rows without it
-        dot = module.dots[row]
-        left, right = (int(operand) for operand in module.operands_of(row)[:2])
+    for row, dot in module.dots.items() if module is not None else ():
+        sides = zip(p.whole_operands(row), (dot.left_contracting, dot.right_contracting), strict=False)
         result = p.spec(row)
-        for side, summed in ((left, dot.left_contracting), (right, dot.right_contracting)):
-            spec = p.spec(side)
-            if spec is None or result is None:
-                continue
-            split = [d for d, axes in enumerate(spec.dimensions) if set(axes) & set(batch)]
-            if split and not set(split) & set(summed) and not set(batch) & set(result.axes) and shape_of(module, row):
-                yield Found(
-                    code="TF233",
-                    title=f"{module.operation_name[row]} lies whole over {', '.join(batch)}, which splits its batch",
-                    whole_row=row,
-                    suggestion="Constrain it to keep the axes of the batch.",
-                    evidence={"array": module.operation_name[row]},
-                )
+        if module is None or result is None or set(result.axes) & set(batch):
+            continue
+        if any(_split_before(p, operand, summed, batch) for operand, summed in sides):
+            yield Found(
+                code="TF233",
+                title=f"{module.operation_name[row]} lies whole over {', '.join(batch)}, which splits its batch",
+                whole_row=row,
+                suggestion="Constrain it to keep the axes of the batch.",
+                evidence={"array": module.operation_name[row]},
+            )
+
+
+def _split_before(p: Partitioning, operand: int, summed: Sequence[int], batch: Axes) -> bool:
+    """Whether the batch splits an index of an operand that is not summed: itself, or the product that it is made of."""
+    module, flow = p.compilation.propagated, p.whole_flow
+    if module is None or flow is None:
+        return False
+    products = [at for at in flow.before(operand, lambda at: is_elementwise(module, at)) if at in module.dots]
+    for at in (operand, *products):
+        spec = p.spec(at)
+        same = shape_of(module, at) == shape_of(module, operand)
+        if (
+            spec is not None
+            and same
+            and any(set(a) & set(batch) for d, a in enumerate(spec.dimensions) if d not in summed)
+        ):
+            return True
+    return False
 
 
 def _heaviest(module: HloModule | None) -> int | None:
