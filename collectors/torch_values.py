@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-_DIRECTIONS, _LENGTH = 4, 4096
+_DIRECTIONS, _LENGTH = 4, 1 << 18
 
 
 class Fingerprint(NamedTuple):
@@ -32,18 +32,17 @@ def digest(tensor: torch.Tensor) -> str:
 def fingerprint(tensor: torch.Tensor) -> Fingerprint:
     """The fingerprint of a tensor.
 
-    Projections are on random directions of one seed: rows of `_LENGTH` elements are added up with random signs and
-    multiplied by normal numbers. The expectation of their square is the squared norm of what is projected.
+    Projections are on vectors of normal random numbers of one seed. The expectation of their square is the squared
+    norm of what is projected.
     """
     import torch
 
     flat = tensor.detach().cpu().reshape(-1)
-    flat = flat.abs().double() if flat.is_complex() else flat.double()
-    rows = torch.nn.functional.pad(flat, (0, -len(flat) % _LENGTH)).view(-1, _LENGTH)
+    flat = (torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat).double()
     generator = torch.Generator().manual_seed(0)  # one of its own: the program's random numbers stay as they are
-    normal = torch.randn(_DIRECTIONS, _LENGTH, dtype=torch.float64, generator=generator)
-    signs = torch.randint(0, 2, (len(rows), 1), generator=generator).double() * 2 - 1
-    projections = normal @ (rows * signs).sum(0)
+    projections = torch.zeros(_DIRECTIONS, dtype=torch.float64)
+    for part in flat.split(_LENGTH):
+        projections += torch.randn(_DIRECTIONS, len(part), dtype=torch.float64, generator=generator) @ part
     precision = torch.finfo(tensor.dtype).eps if tensor.is_floating_point() or tensor.is_complex() else 0.0
     # JSON has no number for these.
     known = tuple(p if math.isfinite(p) else 0.0 for p in projections.tolist())

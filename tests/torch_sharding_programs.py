@@ -73,7 +73,7 @@ def _run(build: Callable[[], Program]) -> Outcome:
     with audit(program.model, plan=program.plan) as audited:
         watched = program.step().detach()
     again = build()
-    counter = CommDebugMode() if program.countable else nullcontext()
+    counter: Any = CommDebugMode() if program.countable else nullcontext()
     with warnings.catch_warnings(action="ignore"), counter:  # its hooks warn of inputs without slope
         unwatched = again.step().detach()
     counts = None
