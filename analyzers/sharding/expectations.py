@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 from string import ascii_letters
 
 from traceflow.analyzers.sharding.declared import declared
@@ -65,7 +66,7 @@ def _movement(p: Partitioning, collective: Collective) -> bool | None:
     module = p.compilation.propagated
     causes = list(p.causes(collective.row))
     if module is None or not causes:
-        return _returned(p, collective) or None
+        return returned(p, collective) or None
     if collective.operation != "all-gather" and any(_clash(p, row) for row in causes):
         return False
     if any(stated_after(p, row) for row in causes):
@@ -74,17 +75,46 @@ def _movement(p: Partitioning, collective: Collective) -> bool | None:
     if any(_moves(one, collective) for implied in products for one in implied):
         return True
     judged = {"dot", *ELEMENTWISE}
-    return False if all(module.opcode[row] in judged for row in causes) else None
+    return False if all(module.opcode[row] in judged or _breaks(p, row) for row in causes) else None
 
 
-def _returned(p: Partitioning, collective: Collective) -> bool:
+def _breaks(p: Partitioning, row: int) -> bool:
+    """Whether a reshape cannot keep how its operand is split, and no product behind it needs these axes elsewhere.
+
+    A split dimension stays split where an equally long rest of the shape begins with a dimension that it divides.
+    """
+    module, mesh = p.compilation.propagated, p.mesh
+    if module is None or mesh is None or module.opcode[row] != "reshape":
+        return False
+    operand = p.whole_operands(row)[0]
+    before, after, spec = shape_of(module, operand), shape_of(module, row), p.spec(operand)
+    rests = {prod(after[d:]): size for d, size in reversed([*enumerate(after)])}
+    broken = {
+        axis
+        for d, axes in enumerate(spec.dimensions if spec else ())
+        if axes and rests.get(prod(before[d:]), 1) % mesh.size(axes)
+        for axis in axes
+    }
+    return bool(broken) and not broken & _wanted_behind(p, row)
+
+
+def _wanted_behind(p: Partitioning, row: int) -> set[str]:
+    """The axes that the other operands of products of a value are split over."""
+    module, flow = p.compilation.propagated, p.whole_flow
+    if module is None or flow is None:
+        return set()
+    behind = list(flow.after(row, lambda at: at == row or is_elementwise(module, at) or flow.moves(at)))
+    others = (o for at in behind if at in module.dots for o in p.whole_operands(at) if o not in behind)
+    return {axis for other in others if (spec := p.spec(other)) is not None for axis in spec.axes}
+
+
+def returned(p: Partitioning, collective: Collective) -> bool:
     """Whether a move only brings a result to where the author wants it."""
     module = p.divided
     if module is None or not any(a.role is Role.RESULT and a.spec is not None for a in p.intent.arrays):
         return False
-    root = int(module.computation_root[module.entry])
-    ends = [at for at in p.flow.after(collective.row, p.flow.moves) if not p.flow.users[at]]
-    return ends == [root] and all(p.flow.moves(at) for at in p.flow.after(collective.row) if at != root)
+    reached = list(p.flow.after(collective.row, p.flow.moves))
+    return int(module.computation_root[module.entry]) in reached and all(map(p.flow.moves, reached))
 
 
 def _clash(p: Partitioning, row: int) -> bool:

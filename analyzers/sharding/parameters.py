@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from traceflow.analyzers.sharding.declared import declared
-from traceflow.analyzers.sharding.expectations import implied_by, stated_rows
+from traceflow.analyzers.sharding.expectations import implied_by, returned, stated_rows
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.partitioning import Collective, Partitioning
 from traceflow.analyzers.sharding.reductions import cut_to
@@ -16,6 +16,7 @@ from traceflow.intent.spec import local_shape
 from traceflow.program.arithmetic import arrays
 
 _PLACING = frozenset({"copy", "custom-call"})  # what a constraint becomes
+_ALL_ALONG = frozenset({"reduce-window", "scatter", "sort"})  # what orders, accumulates or writes along a dimension
 
 
 class Gathered(NamedTuple):
@@ -106,9 +107,10 @@ def assembled_arrays(p: Partitioning) -> dict[int, tuple[str, ...]]:
 
 
 def _meant(p: Partitioning, one: Gathered) -> bool:
-    """Whether its author asks for this gather itself, or a product implies it as it is."""
+    """Whether its author asks for this gather itself, or what is computed needs it as it is."""
     asked = stated_rows(p)
-    if any(row in asked for row in p.causes(one.gather.row, _PLACING)):
+    placed = any(row in asked for row in p.causes(one.gather.row, _PLACING))
+    if placed or returned(p, one.gather) or next(p.causes(one.gather.row, _ALL_ALONG), None) is not None:
         return True
     if len(_chain(p, one)) > 1 or _axes_of(one.gather) != _axes(one.argument):
         return False

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from traceflow.analyzers.sharding.expectations import expected
 from traceflow.analyzers.sharding.found import Found
@@ -13,6 +13,8 @@ from traceflow.program.compilation import Compilation
 _REMATERIALISED = re.compile(
     r"Involuntary full rematerialization.*?from sharding (\{.*?\}) to (\{.*?\}) .*?HLO operation %?([\w.\-]+) = "
 )
+
+_JOINING = frozenset({"concatenate", "dynamic-update-slice"})
 
 
 def rematerialisations(p: Partitioning) -> Iterator[Found]:
@@ -65,7 +67,7 @@ def unasked_reshards(p: Partitioning, known: frozenset[int]) -> Iterator[Found]:
     for chain in _chains(p, known):
         bytes_ = sum(c.bytes or 0 for c in chain)
         verdicts = {expected(p, c) for c in chain}
-        if bytes_ < p.worth_bytes or None in verdicts:
+        if bytes_ < p.worth_bytes:
             continue
         names = " and ".join(dict.fromkeys(f"{c.operation}" for c in chain))
         if False in verdicts:
@@ -76,7 +78,7 @@ def unasked_reshards(p: Partitioning, known: frozenset[int]) -> Iterator[Found]:
                 suggestion="Let the operands lie alike, or state with a constraint where the array is to change.",
                 bytes=bytes_,
             )
-        elif len(chain) > 1:
+        elif len(chain) > 1 and None not in verdicts:
             yield Found(
                 code="TF234",
                 title=f"one change of layout takes {len(chain)} collectives: {names}",
@@ -93,6 +95,11 @@ def _chains(p: Partitioning, known: frozenset[int]) -> Iterator[list[Collective]
     for row in sorted(moves, reverse=True):
         if row in linked:
             continue
-        between = [at for at in p.flow.before(row, p.flow.moves) if at in moves]
+        between = [at for at in p.flow.before(row, _keeps_apart(p)) if at in moves]
         linked.update(between)
         yield [moves[at] for at in reversed(between)]
+
+
+def _keeps_apart(p: Partitioning) -> Callable[[int], bool]:
+    """What moves one array, and joins it with no other."""
+    return lambda row: p.flow.moves(row) and p.flow.module.opcode[row] not in _JOINING
