@@ -114,7 +114,7 @@ def test_text_names_the_input_and_the_evidence(verb: str, trace: str, capsys: Ca
 def test_a_step_is_the_window(trace: str, capsys: Capture) -> None:
     assert main(asked("critical-path", trace, "--step", "1", "--format", "json")) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["request"] == {"step": 1}
+    assert document["request"] == {"step": 1, "window": None}
     assert document["result"]["window"] == {"start_ns": 200_000, "end_ns": 307_000}
     assert document["result"]["by_kind_ns"] == {"compute": 100_000, "launch": 5_000, "host": 2_000}
 
@@ -123,7 +123,13 @@ def test_what_would_change_is_told(trace: str, capsys: Capture) -> None:
     options = ["--scale", "a=b=2", "--scale", "gemm=0.5", "--drop", "x=1", "--rank", "0", "--format", "json"]
     assert main(["what-if", trace, *options]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["request"] == {"step": None, "scale": ["a=b=2", "gemm=0.5"], "drop": ["x=1"], "rank": [0]}
+    assert document["request"] == {
+        "step": None,
+        "window": None,
+        "scale": ["a=b=2", "gemm=0.5"],
+        "drop": ["x=1"],
+        "rank": [0],
+    }
     result = document["result"]
     assert result["saved_ns"] == 50_000
     assert result["baseline_ns"] - result["predicted_ns"] == result["saved_ns"]
