@@ -107,3 +107,13 @@ def test_a_mismatch_costs_what_ran_in_the_window() -> None:
     found = sharding(run.compilations, trace=run.trace, path=replace(path, window=window))
     gather = next(row for row in found.collectives if row.operation == "all-gather")
     assert (gather.occurrences, gather.time_ns) == (late, 500 * late)
+
+
+def test_what_is_found_in_a_program_without_a_mesh_is_told() -> None:
+    run = run_of("experts_computed_and_masked", "dot")
+    found = run.sharding()
+    assert [finding.code for finding in found.findings] == ["TF244"]
+    run.__dict__["sharding"] = lambda **_: replace(found, mesh=None)
+    page = page_of(run)
+    assert "TF244" in section(page, "findings").text
+    assert not [node for node in page.all("section") if node.attributes["id"] == "run0-sharding"]

@@ -109,7 +109,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     held = memory_section(needs[0].to_dict(), needs[1].to_dict())
     lies = run.sharding(step=step)
     divided = sharding_section(lies.to_dict(), lies.findings, lies.mesh)
-    results = (*results, *(needs if held else ()), *((lies,) if divided else ()))
+    results = (*results, *(needs if held else ()), *((lies,) if divided or lies.findings else ()))
     findings = [finding for result in results for finding in result.findings]
     return Chapter(
         id=f"run{number}",

@@ -100,19 +100,18 @@ def _picture(row: Row, spec: Spec, said: str, mesh: Mesh) -> MeshPicture | None:
     except TraceflowError:
         return None
     pieces = sorted(set(holds.values()))
-    words = {piece: _words(piece, shape) for piece in pieces}
-    grid = _Grid.of(mesh, max(map(len, words.values())))
+    told = {piece: (number, _words(piece, shape)) for number, piece in enumerate(pieces)}
+    grid = _Grid.of(mesh, max(len(words) for _, words in told.values()))
     return MeshPicture(
         array=printable(row["name"], 60),
         caption=f"{said}{spec}: {_counted(pieces, shape, spec, mesh)}",
         width=grid.size[0],
         height=grid.size[1],
         cell=(grid.cell_width - 2, _HEIGHT - 2),
-        devices=tuple(grid.devices(mesh, {d: (pieces.index(piece), words[piece]) for d, piece in holds.items()})),
+        devices=tuple(grid.devices(mesh, {device: told[piece] for device, piece in holds.items()})),
         headings=tuple(grid.headings()),
         pieces=tuple(
-            (f"#{number}", words[piece], numbers(_holders(holds, piece)))
-            for number, piece in enumerate(pieces[:_MOST_DEVICES])
+            (f"#{told[piece][0]}", told[piece][1], numbers(_holders(holds, piece))) for piece in pieces[:_MOST_DEVICES]
         ),
         more=grid.more,
     )
