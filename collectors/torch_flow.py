@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 _COPIES = frozenset({"_to_copy", "clone", "contiguous", "copy_", "detach", "lift_fresh", "_unsafe_view", "wait_tensor"})
+_MASKS = frozenset({"native_dropout", "native_dropout_backward"})
 _OF_SHAPES_ALONE = ("_like", "new_empty", "new_zeros", "new_ones", "new_full")
 
 
@@ -32,12 +33,14 @@ class Flow:
             key = storage_of(tensor)
             self._origins[key] = self._origins.get(key, frozenset()) | origins
 
-    def follow(self, operator: Any, inputs: Iterable[torch.Tensor], outputs: Iterable[torch.Tensor]) -> None:
+    def follow(self, operator: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Follow the inputs of an operator to its outputs, or take note that it needs all of them."""
-        origins = self.of(inputs)
+        followed = [one for one in inputs if self.of([one])]
+        origins = self.of(followed)
         if not origins or operator.overloadpacket.__name__.endswith(_OF_SHAPES_ALONE):
             return
-        if by_element(operator):
+        sizes = {one.numel() for one in (*followed, *outputs)}  # a part of it may lie across the pieces
+        if by_element(operator) and len(sizes) == 1:
             self.put(outputs, origins)
         else:
             self.needed |= origins
@@ -47,7 +50,9 @@ def by_element(operator: Any) -> bool:
     """Whether an operator computes each element from those at its place, or moves none at all."""
     from torch import Tag
 
-    return bool(Tag.pointwise in operator.tags or operator.is_view or operator.overloadpacket.__name__ in _COPIES)
+    return bool(
+        Tag.pointwise in operator.tags or operator.is_view or operator.overloadpacket.__name__ in _COPIES | _MASKS
+    )
 
 
 def storage_of(tensor: Any) -> Any:

@@ -450,6 +450,71 @@ def replicated_in_each_process() -> Program:
     return Program(model, step)
 
 
+@case()
+def gathered_to_be_halved() -> Program:
+    """The halves of a whole are no halves of its pieces."""
+    from torch.distributed.tensor import DTensor
+
+    def step(a: Any) -> Any:
+        gate, value = a.redistribute(placements=[replicate()]).to_local().chunk(2, dim=1)
+        return DTensor.from_local(gate * value, a.device_mesh, [replicate()]).redistribute(placements=[shard(1)])
+
+    return tensors(step, shard(1))
+
+
+def _rows_of_numbers() -> Any:
+    import torch
+
+    return torch.linspace(0, 1, 4 * WIDTH).reshape(4, WIDTH)
+
+
+@case("TF234")
+def gathered_and_dropped_before_it_is_cut() -> Program:
+    import torch
+
+    program = gathered_between_columns_and_rows()
+    torch.manual_seed(0)
+
+    def step() -> Any:
+        torch.manual_seed(1)
+        kept = torch.nn.functional.dropout(program.model.up(_rows_of_numbers()).relu(), 0.5)
+        return program.model.down(kept).sum()
+
+    return Program(program.model, step)
+
+
+@case()
+def gathered_between_two_columns() -> Program:
+    up = styles().ColwiseParallel(output_layouts=replicate())
+    return mlp({"up": up, "down": styles().ColwiseParallel(output_layouts=replicate())})
+
+
+@case()
+def gathered_for_a_norm_and_cut() -> Program:
+    import torch
+
+    program = gathered_between_columns_and_rows()
+
+    def step() -> Any:
+        whole = program.model.up(_rows_of_numbers())
+        return program.model.down(torch.nn.functional.layer_norm(whole, (4 * WIDTH,))).sum()
+
+    return Program(program.model, step)
+
+
+@case()
+def sharded_within_replicas() -> Program:
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    grid = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicas", "shards"))
+    model = fully_shard(torch.nn.Linear(8, 8), mesh=grid)
+    x = torch.ones(4, 8)
+    return Program(model, _whole_step(model, x))
+
+
 # Operands that lie differently
 
 
