@@ -17,16 +17,18 @@ DOCS = ROOT / "docs"
 COMMAND_LINE = (DOCS / "command-line.md").read_text(encoding="utf-8")
 
 
-def verbs(name: str, command: object) -> Iterator[tuple[str, TyperCommand]]:
-    """Every verb of the command line by its full name."""
+def verbs(name: str, command: object) -> Iterator[tuple[str, TyperCommand | TyperGroup]]:
+    """Every verb of the command line by its full name; some have verbs of their own below them."""
     if isinstance(command, TyperGroup):
+        if command.invoke_without_command:
+            yield name, command
         for word, sub in command.commands.items():
             yield from verbs(f"{name} {word}", sub)
     elif isinstance(command, TyperCommand):
         yield name, command
 
 
-def options(command: TyperCommand) -> set[str]:
+def options(command: TyperCommand | TyperGroup) -> set[str]:
     """All spellings of a verb's own options."""
     return {text for option in command.params if isinstance(option, TyperOption) for text in option.opts}
 

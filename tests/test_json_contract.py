@@ -17,6 +17,7 @@ from sources import ROOT
 
 from traceflow.analyzers.changes import Drop, Scale
 from traceflow.cli import main
+from traceflow.intent.plan import ParallelPlan, plan_step
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.result import Note, Result, Tally
 from traceflow.run import Run
@@ -83,9 +84,11 @@ def results(run: Run) -> Iterator[Result]:
     yield run.savings()
     yield run.memory()
     yield run.padding()
+    yield run.sharding()
     yield run.budget()
     yield run.budget(hardware="h100")
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
+    yield plan_step(ParallelPlan(world=2, ep=2))
 
 
 @pytest.mark.parametrize("kind", KINDS)

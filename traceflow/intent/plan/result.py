@@ -136,7 +136,11 @@ def plan_step(
     has_experts, has_tokens, has_amounts = (
         f"/result/{name}" not in unknown for name in ("experts_per_rank", "tokens", "shapes")
     )
-    rows = payloads(parallel, model, batch, training) if model and batch and has_amounts else ()
+    shapes: tuple[Shape, ...] = ()
+    rows: tuple[Payload, ...] = ()
+    if model and batch and has_amounts:
+        shapes = local_shapes(parallel, model, batch, training)
+        rows = payloads(parallel, model, batch, training)
     return Plan(
         parallel=parallel,
         model=model,
@@ -145,14 +149,14 @@ def plan_step(
         gradient_scaling=gradient_scaling(parallel),
         problems=found,
         tokens=count_tokens(parallel, model, batch) if model and batch and has_tokens else None,
-        shapes=local_shapes(parallel, model, batch, training) if model and batch and has_amounts else (),
+        shapes=shapes,
         payload=rows,
         weights=weights(parallel, model, training) if model and "/result/weights" not in unknown else (),
         dispatchers=dispatchers(parallel, model, batch) if model and batch and has_tokens else (),
         experts_held=experts_held(model.experts, parallel.ep) if model and has_experts else (),
         moves=moves(model.experts, parallel.ep, next_ep) if model and next_ep and has_experts else (),
         micro_batches=_micro_batches(parallel, batch, unknown),
-        skipped=(*(Skipped(pointer, reason) for pointer, reason in unknown.items()), *_unknown_bytes(rows)),
+        skipped=(*(Skipped(pointer, reason) for pointer, reason in unknown.items()), *_unknown_parts(shapes, rows)),
     )
 
 
@@ -173,7 +177,12 @@ def _not_stated(model: Model | None, batch: Batch | None) -> dict[str, str]:
     return unknown
 
 
-def _unknown_bytes(rows: tuple[Payload, ...]) -> Iterator[Skipped]:
+def _unknown_parts(shapes: tuple[Shape, ...], rows: tuple[Payload, ...]) -> Iterator[Skipped]:
+    """Numbers of single rows that cannot be told."""
+    for at, shape in enumerate(shapes):
+        if None in shape.shape:
+            pointer = f"/result/shapes/{at}/shape/{shape.shape.index(None)}"
+            yield Skipped(pointer, "a balanced router would give each expert no whole number of rows")
     for at, row in enumerate(rows):
         if row.bytes is None:
             reason = "how many parameters attention and norms have is not given"
