@@ -107,6 +107,45 @@ FINDINGS = (
         "Simulate fewer devices, or give the host more cores; an accelerator has no such queue.",
     ),
     Code(
+        "TF217",
+        "experts have unequal work",
+        "One expert gets many times the mean of the assignments, or the experts of one rank multiply more rows than those "
+        "of others, which wait for it at the next exchange. The cost is that of a replay in perfect balance.",
+        "Balance the router with an auxiliary loss or a bias, or place copies of hot experts on several ranks.",
+    ),
+    Code(
+        "TF218",
+        "tokens dropped",
+        "More tokens chose an expert than its capacity holds; these get nothing from it. A trace does not show it.",
+        "Raise the capacity, balance the router, or drop nothing.",
+    ),
+    Code(
+        "TF219",
+        "experts multiply rows without a token",
+        "Rows that fill up a capacity or an alignment, or that a mask throws away, cost as much as those with a token.",
+        "Lower the capacity or the alignment, or multiply groups of unequal length.",
+    ),
+    Code(
+        "TF220",
+        "host waits inside the exchange of tokens",
+        "The host needs the splits of an all-to-all and waits for the device to count them, so that nothing can be "
+        "launched meanwhile.",
+        "Keep the splits on the device, fix them with a capacity, or copy them early on a stream of their own.",
+    ),
+    Code(
+        "TF221",
+        "results of experts combined wrongly",
+        "What a layer made of the rows that came back is not the sum by token of each row times its gate: a gate was "
+        "applied twice or not at all, or rows were taken for those of other tokens.",
+        "Apply each gate once, in the expert or when combining, and add up by the token of each row.",
+    ),
+    Code(
+        "TF222",
+        "routing record and trace disagree",
+        "An all-to-all moves other rows than follow from the record of its call.",
+        "Tell the counts of the very call, with the groups and the capacity that it uses.",
+    ),
+    Code(
         "TF231",
         "parameter gathered in full",
         "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "

@@ -104,4 +104,10 @@ REMARKS = (
         "other hardware, caches held what they read, or they did less than their shapes say.",
         "Name the hardware with --hardware; of small work, take no notice.",
     ),
+    Code(
+        "TF317",
+        "routing record incomplete",
+        "Calls of a layer were overwritten, or not recorded by all ranks that exchange tokens.",
+        "Record fewer steps, and call traceflow.moe in each forward pass on every rank.",
+    ),
 )
