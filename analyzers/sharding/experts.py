@@ -21,7 +21,7 @@ _SORTING = frozenset({"sort", "topk"})
 _SORTING_CALLS = ("TopK", "mhlo.topk", "__gpu$TopK")
 _RANKING = frozenset({"reduce", "iota", *_SORTING})  # what a comparison needs to tell the largest, or an index
 _WEIGHING = frozenset({"multiply", "select"})
-_SPREADING = frozenset({"broadcast", "reshape", "transpose", "convert", "copy"})
+_SPREADING = frozenset({"broadcast", "reshape", "transpose", "convert", "copy", "call", "parameter"})
 
 
 class _Experts(NamedTuple):
@@ -177,8 +177,12 @@ class _Search:
 
     def _is_added(self, row: int) -> bool:
         """Whether results are added to those of other experts."""
-        moved = self.flow.makes(row, lambda at: at == row or self.flow.moves(at))
-        return any(self.module.opcode[at] == "add" for at in moved)
+        return any(self.module.opcode[at] == "add" for at in self._moved(row))
+
+    def _moved(self, row: int) -> Iterator[int]:
+        """What uses a value as it is, where it is only moved before, or goes in and out of calls."""
+        borders = {"call", "parameter"}
+        return self.flow.makes(row, lambda at: self.module.opcode[at] in borders or self.flow.moves(at))
 
     def _sums_experts(self, row: int, factor: int, experts: int) -> bool:
         dot, shape = self.module.dots[row], shape_of(self.module, factor)
@@ -187,7 +191,7 @@ class _Search:
 
     def _summed_later(self, row: int, experts: int) -> bool:
         """Whether the experts are summed by a reduction of what was weighed, moved at most."""
-        for at in self.flow.makes(row, lambda r: r == row or self.flow.moves(r)):
+        for at in self._moved(row):
             if self.module.opcode[at] == "reduce":
                 shape = shape_of(self.module, int(self.module.operands_of(at)[0]))
                 if any(d < len(shape) and shape[d] == experts for d in self.module.dimensions.get(at, ())):

@@ -140,6 +140,8 @@ class Flow:
             return self._part(operands[0], int(module.tuple_index[row]))
         if opcode in _CALLS:
             return self._into(row, None)
+        if opcode == "parameter":
+            return self._out_of(row)
         return operands[0] if base_opcode(opcode) in MOVES and opcode != "tuple" and operands else None
 
     def _part(self, row: int, index: int) -> int | None:
@@ -162,8 +164,18 @@ class Flow:
         if inside is None:
             return None
         start = self.origin(inside)
+        if int(module.computation[start]) != called[0]:
+            return start
         number = int(module.parameter_number[start])
         return int(module.operands_of(row)[number]) if number >= 0 else None
+
+    def _out_of(self, parameter: int) -> int | None:
+        """What a fusion or a call puts in for a parameter, where only one does."""
+        module = self.module
+        callers = self.callers.get(int(module.computation[parameter]), ())
+        if len(callers) != 1 or module.opcode[callers[0]] not in _CALLS:
+            return None
+        return int(module.operands_of(callers[0])[int(module.parameter_number[parameter])])
 
     def _carried(self, parameter: int, index: int) -> int | None:
         """What a loop carries along unchanged: the part of its operand."""

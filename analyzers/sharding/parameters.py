@@ -69,7 +69,7 @@ def fully_sharded(p: Partitioning) -> dict[int, frozenset[int]]:
     """
     gathered = list(gathered_arguments(p))
     names = {one.argument.name for one in gathered}
-    batches = [set(a.spec.axes) for a in p.arguments.values() if a.spec is not None and a.name not in names]
+    batches = [_batch_axes(a) for a in p.arguments.values() if a.name not in names]
     found: dict[int, set[int]] = {}
     for one in gathered:
         axes = _axes(one.argument)
@@ -78,6 +78,12 @@ def fully_sharded(p: Partitioning) -> dict[int, frozenset[int]]:
     for row, part in _gradients(p, [one.argument for one in gathered if one.gather.row in found]):
         found.setdefault(row, set()).add(part)
     return {row: frozenset(parts) for row, parts in found.items()}
+
+
+def _batch_axes(argument: ArrayIntent) -> set[str]:
+    """The axes that may split a batch: it is no array's last dimension, which holds features, unless it is the only."""
+    dimensions = argument.spec.padded(len(argument.shape)).dimensions if argument.spec is not None else ()
+    return {axis for axes in dimensions[: max(1, len(dimensions) - 1)] for axis in axes}
 
 
 def _gradients(p: Partitioning, arguments: list[ArrayIntent]) -> Iterator[tuple[int, int]]:
