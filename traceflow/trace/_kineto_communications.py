@@ -176,7 +176,8 @@ def _group(name: str, listed: str, size: int, configured: Mapping[str, Group]) -
     members = _ranks(listed) or (known.members if known else ())
     if size < 0:
         size = len(members) or (known.size if known else ABSENT)
-    return Group(name, members if size in {len(members), ABSENT} else (), size)
+    described = known.description if known else ""
+    return Group(name, members if size in {len(members), ABSENT} else (), size, described)
 
 
 def _ranks(listed: Json) -> tuple[int, ...]:
@@ -193,4 +194,5 @@ def _configured(members: Mapping[str, Json]) -> Iterator[tuple[str, Group]]:
     for entry in listed if isinstance(listed, list) else ():
         if isinstance(entry, dict):
             name, ranks, size = str(entry.get("pg_name", "")), _ranks(entry.get("ranks")), entry.get("pg_size")
-            yield name, Group(name, ranks, size if isinstance(size, int) else len(ranks) or ABSENT)
+            count = size if isinstance(size, int) else len(ranks) or ABSENT
+            yield name, Group(name, ranks, count, str(entry.get("pg_desc", "")))

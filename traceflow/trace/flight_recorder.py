@@ -140,7 +140,7 @@ def _payload_bytes(shapes: Sequence[Any], dtypes: Sequence[str]) -> int:
 
 def _group(name: str, configured: Mapping[str, Any]) -> Group:
     members = tuple(map(int, re.findall(r"\d+", str(configured.get("ranks", "")))))
-    return Group(name, members, len(members) or ABSENT)
+    return Group(name, members, len(members) or ABSENT, str(configured.get("desc", "")))
 
 
 def _with_rows(trace: Trace, found: Sequence[Found], groups: Sequence[Group]) -> Trace:

@@ -86,6 +86,7 @@ class Group:
     name: str
     members: tuple[int, ...]  # empty where the trace does not say
     size: int  # ABSENT where the trace does not say
+    description: str = field(default="", compare=False)  # what the program calls it, which need not be unique
 
 
 @dataclass(frozen=True, slots=True)
