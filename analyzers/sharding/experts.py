@@ -1,9 +1,9 @@
 """Experts that are all computed for all tokens, only for most results to be thrown away.
 
-The weights of experts are an argument of three dimensions or more. All experts see the same tokens: in one product
-with an index that the tokens lack, in one product for each, or in a product of tokens that were masked for each. A
-choice then keeps few of the results: a mask or an index that is made from scores, the result of a product, by telling
-the largest. A mask that no scores enter, as of attention or dropout, chooses no expert, nor do scores themselves.
+The weights of experts are arguments. All experts see the same tokens: in one product with an index that the tokens
+lack, in one product for each, or in a product of tokens that were masked for each. A choice then keeps few of the
+results: a mask or an index that is made from scores by telling the largest. A mask that no scores enter, as of
+attention or dropout, chooses no expert, nor do scores themselves.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ class _Product(NamedTuple):
 
     row: int
     weights: int
+    stack: int  # the argument that they are, or are cut from
     tokens: int
     free: tuple[int, ...]  # sizes of indices that only the weights have
     batch: tuple[int, ...]  # sizes of indices that both have and the result keeps
@@ -79,53 +80,52 @@ class _Search:
     def __init__(self, module: HloModule) -> None:
         self.module = module
         self.flow = Flow(module)
-        self.products = [product for row in module.dots for product in self._products(row)]
+        self.chosen = self._chosen()
+        self.products = [product for row in module.dots for product in self._products(row)] if self.chosen else []
 
     def _products(self, row: int) -> Iterator[_Product]:
-        """A product, either side taken for the weights, where an argument of experts is on that side."""
+        """A product, either side taken for the weights, where that side is an argument or cut from one."""
         dot, operands = self.module.dots[row], self.module.operands_of(row)[:2].tolist()
         sides = (dot.left_contracting, dot.left_batch), (dot.right_contracting, dot.right_batch)
         for side, (contracted, batch) in enumerate(sides):
-            weights = operands[side]
-            shape = shape_of(self.module, weights)
+            shape = shape_of(self.module, operands[side])
             free = tuple(size for d, size in enumerate(shape) if d not in (*contracted, *batch))
-            stack = self._stack(weights)
-            if stack is not None and len(shape_of(self.module, stack)) >= 3:
-                yield _Product(row, weights, operands[1 - side], free, tuple(shape[d] for d in batch))
-
-    def _stack(self, row: int) -> int | None:
-        """The argument that weights are, or are cut from, moved or gathered at most."""
-        stack = self.flow.origin(row)
-        return stack if self.module.opcode[stack] in {"parameter", "get-tuple-element"} else None
+            stack = self.flow.origin(operands[side])  # moved or gathered at most
+            if self.module.opcode[stack] in {"parameter", "get-tuple-element"}:
+                sizes = tuple(shape[d] for d in batch)
+                yield _Product(row, operands[side], stack, operands[1 - side], free, sizes)
 
     def together(self) -> Iterator[_Experts]:
         """One product with an index of the experts that the tokens lack, combined by a mask or picked by an index."""
         for one in self.products:
             if len(one.free) > 1 and not one.batch and one.free[0] > 1:
-                mask = self._mask(one.row, one.free[0])
+                mask = self._mask(one.row, one.free[0], apart=False)
                 if mask is not None:
                     yield _Experts(one.row, one.free[0], one.tokens, mask)
 
     def one_by_one(self) -> Iterator[_Experts]:
         """The same tokens with the weights of one expert after another, each result masked."""
         for one in self.products:
-            stack = self.flow.origin(one.weights)
-            number = shape_of(self.module, stack)[0]
-            rank = len([size for size in shape_of(self.module, one.weights) if size > 1])
-            if rank < len(shape_of(self.module, stack)) and number > 1 and self._sees_the_same(one, stack):
-                mask = self._mask(one.row, None)
-                if mask is not None:
-                    yield _Experts(one.row, number, one.tokens, mask)
+            number = self._number(one)
+            mask = self._mask(one.row, number, apart=True) if number > 1 and not one.batch else None
+            if mask is not None:
+                yield _Experts(one.row, number, one.tokens, mask)
 
-    def _sees_the_same(self, one: _Product, stack: int) -> bool:
-        """Whether other experts of a stack, or other rounds of a loop, see the same tokens."""
-        outside = self.flow.origin(one.tokens)
-        if self.module.computation[outside] != self.module.computation[one.row]:
-            return True
-        return any(
-            other.row != one.row and other.tokens == one.tokens and self.flow.origin(other.weights) == stack
+    def _number(self, one: _Product) -> int:
+        """How many experts, of one stack or of arguments that are alike, see the same tokens in products of their own."""
+        stack, shape = shape_of(self.module, one.stack), shape_of(self.module, one.weights)
+        is_part = len([size for size in shape if size > 1]) < len(stack)
+        looped = self.module.computation[self.flow.origin(one.tokens)] != self.module.computation[one.row]
+        if is_part and looped:
+            return stack[0]
+        alike = {
+            other.row
             for other in self.products
-        )
+            if other.tokens == one.tokens
+            and shape_of(self.module, other.weights) == shape
+            and (other.stack == one.stack if is_part else other.stack == other.weights)
+        }
+        return len(alike)
 
     def masked_before(self) -> Iterator[_Experts]:
         """Tokens that are masked for each expert, and still are multiplied by all of them."""
@@ -134,7 +134,7 @@ class _Search:
                 number = one.batch[0]
                 for mask, spread in self._factors(row):
                     tokens = self._narrow(spread)
-                    masks = number in shape_of(self.module, mask) and self._is_chosen(mask)
+                    masks = number in shape_of(self.module, mask) and mask in self.chosen
                     if number > 1 and masks and number not in shape_of(self.module, tokens):
                         yield _Experts(one.row, number, tokens, mask)
 
@@ -152,67 +152,59 @@ class _Search:
         *_, last = self._spread(row) if self.module.opcode[row] in _SPREADING else (row,)
         return last
 
-    def _mask(self, product: int, experts: int | None) -> int | None:
-        """What keeps few of the results of a product by a choice; with an index of the experts where they have one."""
+    def _mask(self, product: int, experts: int, *, apart: bool) -> int | None:
+        """What keeps few of the results of a product by a choice, where results of experts are together or apart."""
         made = set(self.flow.makes(product))
         for row in made:
-            for factor in map(int, self.module.operands_of(row)):
-                fits = experts is None or experts in shape_of(self.module, factor)
-                if factor in made or not (self._weighs(row, factor, experts, fits=fits) or self._picks(row, factor)):
+            for factor in self.module.operands_of(row).tolist():
+                if factor not in self.chosen or factor in made:
                     continue
-                if self._is_chosen(factor):
-                    return factor
+                if self._picks(row, factor) or self._combines(row, factor, experts) or (apart and self._adds(row)):
+                    return int(factor)
         return None
-
-    def _weighs(self, row: int, factor: int, experts: int | None, *, fits: bool) -> bool:
-        if not fits:
-            return False
-        if experts is None:
-            return self.module.opcode[row] in _WEIGHING and self._is_added(row)
-        combines = row in self.module.dots and self._sums_experts(row, factor, experts)
-        return combines or (self.module.opcode[row] in _WEIGHING and self._summed_later(row, experts))
 
     def _picks(self, row: int, factor: int) -> bool:
         return self.module.opcode[row] == "gather" and factor == int(self.module.operands_of(row)[1])
 
-    def _is_added(self, row: int) -> bool:
-        """Whether results are added to those of other experts."""
-        return any(self.module.opcode[at] == "add" for at in self._moved(row))
+    def _combines(self, row: int, factor: int, experts: int) -> bool:
+        """Whether experts are weighed by a factor, and summed."""
+        if row in self.module.dots:
+            dot, shape = self.module.dots[row], shape_of(self.module, factor)
+            left = int(self.module.operands_of(row)[0]) == factor
+            return [shape[d] for d in (dot.left_contracting if left else dot.right_contracting)] == [experts]
+        weighs = self.module.opcode[row] in _WEIGHING and experts in shape_of(self.module, factor)
+        return weighs and any(self._sums(at, experts) for at in self._moved(row))
+
+    def _sums(self, row: int, experts: int) -> bool:
+        if self.module.opcode[row] != "reduce":
+            return False
+        shape = shape_of(self.module, int(self.module.operands_of(row)[0]))
+        return any(d < len(shape) and shape[d] == experts for d in self.module.dimensions.get(row, ()))
+
+    def _adds(self, row: int) -> bool:
+        """Whether what is weighed is added to the results of other experts."""
+        opcode = self.module.opcode
+        return opcode[row] in _WEIGHING and any(opcode[at] == "add" for at in self._moved(row))
 
     def _moved(self, row: int) -> Iterator[int]:
         """What uses a value as it is, where it is only moved before, or goes in and out of calls."""
         borders = {"call", "parameter"}
         return self.flow.makes(row, lambda at: self.module.opcode[at] in borders or self.flow.moves(at))
 
-    def _sums_experts(self, row: int, factor: int, experts: int) -> bool:
-        dot, shape = self.module.dots[row], shape_of(self.module, factor)
-        left = int(self.module.operands_of(row)[0]) == factor
-        return any(shape[d] == experts for d in (dot.left_contracting if left else dot.right_contracting))
-
-    def _summed_later(self, row: int, experts: int) -> bool:
-        """Whether the experts are summed by a reduction of what was weighed, moved at most."""
-        for at in self._moved(row):
-            if self.module.opcode[at] == "reduce":
-                shape = shape_of(self.module, int(self.module.operands_of(at)[0]))
-                if any(d < len(shape) and shape[d] == experts for d in self.module.dimensions.get(at, ())):
-                    return True
-        return False
-
-    def _is_chosen(self, row: int) -> bool:
-        """Whether a choice is made between the product that scores the experts and a mask or an index."""
-        return any(self._chooses(at) for at in self._computed_from(row))
+    def _chosen(self) -> frozenset[int]:
+        """What is made of choices: masks and indices, up to the products that they enter."""
+        choices = (row for row in range(len(self.module)) if self._chooses(row))
+        return frozenset(at for row in choices for at in self.flow.makes(row, lambda at: at not in self.module.dots))
 
     def _chooses(self, row: int) -> bool:
-        """Whether an instruction tells the largest of scores: it sorts them, or compares them by rank."""
+        """Whether an instruction tells the largest of what is given, or compares scores by their rank."""
         module, opcode = self.module, self.module.opcode[row]
         sorts = opcode in _SORTING or module.custom_call_target.get(row, "").startswith(_SORTING_CALLS)
         finds = opcode == "reduce" and len(arrays(module.shape[row])) > 1  # with an index: argmax
         if not (sorts or finds or opcode == "compare"):
             return False
-        before = list(self._computed_from(row))
+        before = list(self.flow.made_of(row, lambda at: at not in module.dots))
         scored = any(at in module.dots for at in before)
-        return scored and (opcode != "compare" or any(module.opcode[at] in _RANKING for at in before))
-
-    def _computed_from(self, row: int) -> Iterator[int]:
-        """What a value is made of, back to the products that it begins with."""
-        return self.flow.made_of(row, lambda at: at not in self.module.dots)
+        if opcode == "compare":
+            return scored and any(module.opcode[at] in _RANKING for at in before)
+        return scored or any(module.opcode[at] == "parameter" for at in before)
