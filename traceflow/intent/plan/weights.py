@@ -13,8 +13,8 @@ from traceflow.intent.plan.payload import held_parameters
 if TYPE_CHECKING:
     from traceflow.result import Json
 
-_MASTER_AND_MOMENTS = {"replicated": 12, "distributed": 12, "muon": 8}
-"""Bytes of optimiser state of a parameter: an f32 copy, and in f32 the two moments of Adam or the one of Muon."""
+_MOMENTS = {"replicated": 2, "distributed": 2, "muon": 1}  # of Adam, and of Muon
+_F32_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,13 +74,18 @@ def _layer(parallel: ParallelPlan, model: Model, held: int) -> Iterator[Weight]:
 
 
 def _stage(parallel: ParallelPlan, model: Model, training: Training, held: int) -> Iterator[Weight]:
-    """Routed experts of all layers of a stage; a distributed optimiser keeps the state of its part alone."""
+    """Routed experts of all layers of a stage.
+
+    The state of Adam or Muon is kept in f32, with a copy of the weights if they are of another type; an optimiser that
+    updates a part keeps the state of that part alone.
+    """
     count = layers_of_a_stage(parallel, model)
     of, parameters = f"a stage of {count} layers" if count > 1 else "a stage of 1 layer", held * count
     own = parameters if training.optimizer == "replicated" else -(-parameters // parallel.expert_data_parallel)
     yield Weight("routed_experts", of, parameters, parameters * model.item_bytes)
     yield Weight("routed_experts_gradients", of, parameters, parameters * ITEM_BYTES[training.gradient_dtype])
-    yield Weight("routed_experts_optimizer", of, own, own * _MASTER_AND_MOMENTS[training.optimizer])
+    copies = _MOMENTS[training.optimizer] + (model.dtype != "f32")
+    yield Weight("routed_experts_optimizer", of, own, own * copies * _F32_BYTES)
     if model.mtp_layers:
         extra = held * model.mtp_layers
         yield Weight("routed_experts", f"{model.mtp_layers} MTP layers", extra, extra * model.item_bytes)
