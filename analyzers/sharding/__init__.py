@@ -80,11 +80,12 @@ def sharding(
 
 def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterator[CollectiveRow]:
     module = p.divided
+    if module is None:
+        return
     wrong = {row for one in found for row in one.rows}
     sharded = fully_sharded(p)
     assembled = assembled_arrays(p)
-    for collective in p.collectives if module is not None else ():
-        assert module is not None  # noqa: S101  # nothing is left without it
+    for collective in p.collectives:
         row = collective.row
         executed = measured.of(p, [row])
         meant = len(sharded.get(row, ())) == len(module.operands_of(row)) or None

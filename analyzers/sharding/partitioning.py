@@ -47,6 +47,7 @@ class Partitioning:
         self.compilation = compilation
         said = written_intent(compilation.written) if compilation.written else Intent()
         self.intent = said | intent
+        self._specs: dict[tuple[str | None, int], Spec | None] = {}  # by sharding and rank: few are different
 
     @property
     def mesh(self) -> Mesh | None:
@@ -115,9 +116,11 @@ class Partitioning:
         module = self.compilation.propagated
         if module is None or self.mesh is None:
             return None
-        rank = len(shape_of(module, row))
-        text = module.sharding.get(row)
-        return Spec(((),) * rank) if text is None else spec_of(parse_sharding(text), self.mesh, rank)
+        key = module.sharding.get(row), len(shape_of(module, row))
+        if key not in self._specs:
+            text, rank = key
+            self._specs[key] = Spec(((),) * rank) if text is None else spec_of(parse_sharding(text), self.mesh, rank)
+        return self._specs[key]
 
     def whole_operands(self, row: int) -> list[int]:
         """The operands of an instruction of the propagated program."""

@@ -18,11 +18,11 @@ def one_sided_products(p: Partitioning) -> Iterator[Found]:
     axis for another index is a different matter: the axis cannot serve both.
     """
     module = p.compilation.propagated
-    for row in module.dots if module is not None else ():
-        assert module is not None  # noqa: S101  # there are no rows without it
-        sides = [int(operand) for operand in module.operands_of(row)[:2]]
+    if module is None:
+        return
+    for row, dot in module.dots.items():
+        sides = p.whole_operands(row)[:2]
         specs = [p.spec(side) for side in sides]
-        dot = module.dots[row]
         pairs = zip(dot.left_contracting, dot.right_contracting, strict=True)
         for left, right in pairs:
             yield from _one_sided(p, module, row, sides, specs, (left, right))
