@@ -222,3 +222,31 @@ def test_a_plan_for_each_part_of_a_model_is_right_where_the_parts_are_split() ->
     modules = ("layers", "layers.0", "layers.0.wq")
     audit = TorchAudit(rank=0, world_size=1, modules=modules, plan={"wq": "Colwise"}, parameters=(weight,))
     assert torch_sharding(audit).findings == ()
+
+
+def test_placements_of_a_capture_are_read_where_nothing_was_audited(tmp_path: Path) -> None:
+    rows = [
+        {
+            "name": "up.weight",
+            "dtype": "float32",
+            "shape": [6, 8],
+            "local_shape": [2, 8],
+            "placements": ["Replicate()", "Shard(dim=0)"],
+            "mesh": {"names": ["data", "tensor"], "ranks": [[0, 1, 2, 3], [4, 5, 6, 7]]},
+        },
+        {
+            "name": "bias",
+            "dtype": "float32",
+            "shape": [8],
+            "local_shape": [8],
+            "placements": None,
+            "mesh": None,
+        },
+    ]
+    (tmp_path / "rank00000.placements.json").write_text(json.dumps(rows))
+    result = traceflow.open(tmp_path).sharding(intent(params={"bias": "P('tensor')"}))
+    assert [(f.code, f.evidence["array"]) for f in result.findings] == [("TF245", "bias"), ("TF236", "up.weight")]
+    assert result.mesh is not None
+    assert dict(result.mesh.axes) == {"data": 2, "tensor": 4}
+    assert [(row.name, str(row.compiled)) for row in result.arrays] == [("up.weight", "P('tensor')"), ("bias", "P()")]
+    assert "placements alone" in result.skipped[1].reason

@@ -19,7 +19,7 @@ from traceflow.program.dump import add_program, is_program, programs_among, read
 from traceflow.program.hlo_module_text import looks_like_hlo_text
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated, read_stated
-from traceflow.program.torch_audit import is_torch_audit
+from traceflow.program.torch_audit import is_torch_audit, torch_audits
 from traceflow.result import Note, Tally
 from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
@@ -95,7 +95,7 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
             return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
         files = _found(given)
         programs, notes = programs_among(files)
-        audits = tuple(file for file in files if is_torch_audit(file))
+        audits = torch_audits(files)
         traces = _traces(given, files, needed=not programs and not audits)
         if not traces:
             return replace(_untraced(programs.values(), notes), stages=_stages(files), audits=audits)

@@ -2,20 +2,26 @@
 
 `traceflow.collectors.torch_sharding` writes it, as `rankNNNNN.sharding_audit.json`. Placements are written as PyTorch
 does, briefly: `S(0)`, `R`, `P(sum)`, one for each axis of a mesh. What happens several times in the same way is one
-entry with a count.
+entry with a count. A capture whose recording was told the model has placements, in `rankNNNNN.placements.json`: they
+are read as an audit that knows no more.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
 from traceflow.errors import TraceflowError
 
 Placements: TypeAlias = tuple[str, ...]
 
+_PLACEMENTS = re.compile(r"rank(\d+)\.placements\.json$")
+_UNWATCHED = "placements alone were recorded: audit a step for what is laid out anew, and for values that differ"
 _MARK = b'{"format":"traceflow sharding audit"'
 
 
@@ -117,6 +123,27 @@ class TorchAudit(msgspec.Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()  # what could not be watched, with the reason
 
 
+class _PlacedOn(msgspec.Struct):
+    names: tuple[str, ...] | None
+    ranks: Any  # nested as deeply as there are axes
+
+    def mesh(self) -> TorchMesh:
+        ranks = np.array(self.ranks, np.int64)
+        names = self.names or tuple(f"axis{i}" for i in range(ranks.ndim))
+        return TorchMesh(names, ranks.shape, tuple(ranks.reshape(-1).tolist()))
+
+
+class _Placed(msgspec.Struct):
+    """A row of `rankNNNNN.placements.json`."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    local_shape: tuple[int, ...]
+    placements: tuple[str, ...] | None
+    mesh: _PlacedOn | None
+
+
 def looks_like_torch_audit(head: bytes) -> bool:
     """Whether the first bytes of a file are those of an audit.
 
@@ -135,19 +162,64 @@ def is_torch_audit(path: Path) -> bool:
         return looks_like_torch_audit(file.read(len(_MARK)))
 
 
+def torch_audits(files: Iterable[Path]) -> tuple[Path, ...]:
+    """The audits among files; where there are none, what captures keep of placements."""
+    candidates = [file for file in files if file.suffix == ".json"]
+    audits = tuple(file for file in candidates if is_torch_audit(file))
+    return audits or tuple(file for file in candidates if _PLACEMENTS.search(file.name))
+
+
 def read_torch_audit(path: Path) -> TorchAudit:
-    """Read the audit of one process.
+    """Read the audit of one process, or of what it recorded, the placements alone.
 
     Raises:
         TraceflowError: TF101 where the file cannot be read, TF103 where it is damaged.
     """
     try:
-        return msgspec.json.decode(path.read_bytes(), type=TorchAudit)
+        content = path.read_bytes()
+        if (named := _PLACEMENTS.search(path.name)) is not None:
+            return _of_placements(int(named[1]), msgspec.json.decode(content, type=tuple[_Placed, ...]))
+        return msgspec.json.decode(content, type=TorchAudit)
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path}", why, "check the path") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise TraceflowError("TF103", f"cannot read {path}", str(error), "audit again, or delete it") from error
+
+
+def _of_placements(rank: int, placed: tuple[_Placed, ...]) -> TorchAudit:
+    parameters = tuple(
+        Parameter(
+            name=one.name,
+            dtype=one.dtype,
+            shape=one.shape,
+            local_shape=one.local_shape,
+            mesh=None if one.mesh is None else one.mesh.mesh(),
+            placements=None if one.placements is None else tuple(map(_brief, one.placements)),
+        )
+        for one in placed
+    )
+    return TorchAudit(rank=rank, world_size=0, modules=(), plan=None, parameters=parameters, missing=(_UNWATCHED,))
+
+
+def _brief(placement: str) -> str:
+    """A placement as PyTorch spells it at length, briefly.
+
+    Example:
+        >>> [_brief(one) for one in ("Shard(dim=1)", "Replicate()", "Partial(sum)", "_StridedShard(dim=0, sf=2)")]
+        ['S(1)', 'R', 'P(sum)', '_S(0, 2)']
+    """
+    kind, _, details = placement.rstrip(")").partition("(")
+    numbers = ", ".join(re.findall(r"-?\d+", details))
+    match kind:
+        case "Replicate":
+            return "R"
+        case "Shard":
+            return f"S({numbers})"
+        case "_StridedShard":
+            return f"_S({numbers})"
+        case _:
+            return f"P({details})"
 
 
 def encoded(audit: TorchAudit) -> bytes:
