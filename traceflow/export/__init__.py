@@ -1,0 +1,1 @@
+"""Everything that was found, in formats that other tools read."""
