@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.live_ranges import value_name, value_shape
 from traceflow.analyzers.memory_traffic import executions, is_piece
+from traceflow.analyzers.moe import RoutedLayer, routed_layers
 from traceflow.analyzers.program_memory import program_memory
+from traceflow.intent.routing import Routing
 from traceflow.program.layout import arrays_of, leaves, stored
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated, StatedArray
@@ -98,6 +100,23 @@ class PaddedProgram:
         }
 
 
+@dataclass(frozen=True, slots=True)
+class PaddedExperts:
+    """Rows that the experts of one layer multiply, in all recorded steps and on all ranks."""
+
+    layer: int
+    calls: int
+    executed_rows: int
+    capacity_padding_rows: int
+    alignment_padding_rows: int
+    masked_rows: int
+    wasted_flops: int | None  # forward; None where the widths of the experts are not told
+
+    def to_dict(self) -> dict[str, Json]:
+        """A row of `moe`."""
+        return {**asdict(self)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Padding:
     """Padding in memory and in traffic."""
@@ -106,6 +125,7 @@ class Padding:
     programs: tuple[PaddedProgram, ...]
     layout: tuple[PaddedLayout, ...]
     shards: tuple[PaddedShards, ...] | None
+    moe: tuple[PaddedExperts, ...] | None = None  # None without a record of the routing
     total_padding_bytes: int | None
     traffic_padding_bytes: int | None
     findings: tuple[Finding, ...] = ()
@@ -118,7 +138,7 @@ class Padding:
             "programs": [program.to_dict() for program in self.programs],
             "layout": [row.to_dict() for row in self.layout],
             "shards": None if self.shards is None else [row.to_dict() for row in self.shards],
-            "moe": None,
+            "moe": None if self.moe is None else [row.to_dict() for row in self.moe],
             "total_padding_bytes": self.total_padding_bytes,
             "traffic_padding_bytes": self.traffic_padding_bytes,
             "padded_flops_share": None,
@@ -131,8 +151,10 @@ class Padding:
         return pd.DataFrame([{**row.to_dict(), "padding_bytes": row.padding_bytes} for row in self.layout])
 
 
-def padding(trace: Trace, programs: Programs, *, stated: Sequence[Stated] = ()) -> Padding:
-    """Find values whose layout is padded, and arrays whose shards are.
+def padding(
+    trace: Trace, programs: Programs, *, stated: Sequence[Stated] = (), routing: Routing | None = None
+) -> Padding:
+    """Find values whose layout is padded, arrays whose shards are, and rows of experts that hold no token.
 
     padding = physical - logical size. In total each value counts once, although not all are alive together; at the
     peak those count that are alive then; in traffic each operand and result counts as often as it is executed, as if
@@ -142,6 +164,7 @@ def padding(trace: Trace, programs: Programs, *, stated: Sequence[Stated] = ()) 
         trace: The evidence, which says how often instructions were executed.
         programs: What the compiler arranged.
         stated: What JAX says of the functions, with the placement of arrays as it was meant.
+        routing: How tokens went to experts, in all recorded steps.
 
     Returns:
         Values and arrays with padding, the most first.
@@ -150,15 +173,33 @@ def padding(trace: Trace, programs: Programs, *, stated: Sequence[Stated] = ()) 
     rows = [row for values in found.values() for row in values]
     padded = sorted((row for row in rows if row.padding_bytes > 0), key=lambda row: (-row.padding_bytes, row.name))
     shown = tuple(_program(key, programs[key], values) for key, values in found.items())
+    moe = None if routing is None else tuple(map(_padded_layer, routed_layers(routing, _traced_steps(trace))))
     moved = _moved_bytes(trace, {key: programs[key] for key in found})
     return Padding(
         programs=tuple(sorted(shown, key=lambda one: (one.logical_bytes - one.physical_bytes, one.module))),
         layout=tuple(padded),
         shards=tuple(_uneven(stated)) if stated else None,
+        moe=moe,
         total_padding_bytes=sum(row.padding_bytes for row in rows) if found else None,
         traffic_padding_bytes=moved,
         findings=tuple(_findings(shown)),
-        skipped=tuple(_skipped(programs, shown, stated=bool(stated), moved=moved)),
+        skipped=tuple(_skipped(programs, shown, stated=bool(stated), moved=moved, routed=moe is not None)),
+    )
+
+
+def _traced_steps(trace: Trace) -> list[int] | None:
+    return sorted(set(trace.marks.step.tolist())) or None
+
+
+def _padded_layer(layer: RoutedLayer) -> PaddedExperts:
+    return PaddedExperts(
+        layer.layer,
+        layer.calls,
+        layer.executed_rows,
+        layer.capacity_padding_rows,
+        layer.alignment_padding_rows,
+        layer.masked_rows,
+        layer.wasted_flops,
     )
 
 
@@ -261,7 +302,7 @@ def _findings(rows: Sequence[PaddedProgram]) -> Iterator[Finding]:
 
 
 def _skipped(
-    programs: Programs, shown: Sequence[PaddedProgram], *, stated: bool, moved: int | None
+    programs: Programs, shown: Sequence[PaddedProgram], *, stated: bool, moved: int | None, routed: bool
 ) -> Iterator[Skipped]:
     if not shown:
         reason = "the programs came without layouts" if programs else "the capture holds no compiled program"
@@ -273,5 +314,6 @@ def _skipped(
         yield Skipped("/result/traffic_padding_bytes", "no execution of a program with layouts is recorded")
     if not stated:
         yield Skipped("/result/shards", "the capture does not hold how arrays were meant to be placed")
-    yield Skipped("/result/moe", "the capture holds no record of the routing of tokens")
+    if not routed:
+        yield Skipped("/result/moe", "the capture holds no record of the routing of tokens")
     yield Skipped("/result/padded_flops_share", "what the hardware computes on padding is not told")

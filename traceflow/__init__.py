@@ -22,14 +22,28 @@ if TYPE_CHECKING:
     from traceflow.analyzers.changes import Drop, Scale
     from traceflow.errors import TraceflowError
     from traceflow.instrumenting import instrument
+    from traceflow.moe_hooks import watch_moe
     from traceflow.recording import record
+    from traceflow.routed import moe
     from traceflow.run import Run
     from traceflow.run import open_run as open  # noqa: A004  # the name that users see is tf.open
     from traceflow.trace.model import Trace
 
     __version__: str
 
-__all__ = ["Drop", "Run", "Scale", "Trace", "TraceflowError", "__version__", "instrument", "open", "record"]
+__all__ = [
+    "Drop",
+    "Run",
+    "Scale",
+    "Trace",
+    "TraceflowError",
+    "__version__",
+    "instrument",
+    "moe",
+    "open",
+    "record",
+    "watch_moe",
+]
 
 _HOMES = {
     "Drop": ("traceflow.analyzers.changes", "Drop"),
@@ -38,8 +52,10 @@ _HOMES = {
     "Trace": ("traceflow.trace.model", "Trace"),
     "TraceflowError": ("traceflow.errors", "TraceflowError"),
     "instrument": ("traceflow.instrumenting", "instrument"),
+    "moe": ("traceflow.routed", "moe"),
     "open": ("traceflow.run", "open_run"),
     "record": ("traceflow.recording", "record"),
+    "watch_moe": ("traceflow.moe_hooks", "watch_moe"),
 }
 
 

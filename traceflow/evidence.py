@@ -15,6 +15,7 @@ from typing import NoReturn
 import numpy as np
 
 from traceflow.errors import TraceflowError
+from traceflow.intent.routing import Routing, read_routing
 from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
 from traceflow.program.hlo_module_text import looks_like_hlo_text
 from traceflow.program.module import HloModule, Programs
@@ -50,6 +51,7 @@ class Evidence:
     stated: tuple[Stated, ...] = ()
     stages: tuple[Path, ...] = ()  # files of programs before they were compiled, read when they are asked for
     audits: tuple[Path, ...] = ()  # of PyTorch's sharding, one file for each rank, likewise
+    routing: Routing | None = None  # how tokens went to experts, where the program told
 
 
 class _Format(Enum):
@@ -105,7 +107,8 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
         whole = _with_programs(whole, programs, notes)
-        return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits)
+        routing = read_routing(files)
+        return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits, routing=routing)
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error

@@ -59,6 +59,12 @@ def recording_here() -> Recording | None:
     return recording if recording is not None and recording.awaits_step() else None
 
 
+def recording_around() -> Recording | None:
+    """The recording this thread is in that takes steps, and has begun its first; None without one."""
+    recording = _HERE.get()
+    return recording if recording is not None and recording.is_open and recording.step_number >= 0 else None
+
+
 def record(
     path: str | os.PathLike[str],
     *,
@@ -204,6 +210,7 @@ class Recording(Recorder):
         self._problem: str | None = None
         self._missing: list[str] = []
         self._attached: dict[str, bytes] = {}
+        self._at_end: dict[str, Callable[[int], Any]] = {}
         self._told, self._told_lacking = False, 0
         self._asked: dict[int, object] = {}  # functions by identity, which holds while they are kept
         self._calls: list[Call] = []
@@ -214,6 +221,11 @@ class Recording(Recorder):
     def is_open(self) -> bool:
         """Whether it takes steps."""
         return self._open
+
+    @property
+    def step_number(self) -> int:
+        """The number of the step that began last."""
+        return self._next_step - 1
 
     def __enter__(self) -> Self:
         for call in _listeners:
@@ -283,9 +295,26 @@ class Recording(Recorder):
             if not self._open:
                 self._write_attached()
 
+    def attach_at_end(self, name: str, content: Callable[[int], Any]) -> None:
+        """Attach what `content` gives for the rank of this process when the recording closes."""
+        check_name(name)
+        self._at_end[name] = content
+
+    @contextmanager
+    def forgoing(self, name: str) -> Generator[None]:
+        """Do what belongs to an attachment; the first failure is named in the manifest, and none reaches the program."""
+        lost: list[str] = []
+        with optional(name, lost):
+            yield
+        self._missing += [reason for reason in lost if reason not in self._missing]
+
     def _write_attached(self) -> None:
         """Write what was attached, into the capture or where it is made."""
         rank = self._rank()[0] or 0
+        while self._at_end:
+            name, content_of = self._at_end.popitem()
+            with optional(name, self._missing):
+                self._attached[name] = serialized(name, content_of(rank))
         while self._attached:
             name, content = self._attached.popitem()
             with optional(name, self._missing):

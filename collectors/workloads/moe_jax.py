@@ -32,6 +32,7 @@ from traceflow.collectors.workloads.checks import check_loss, recorded_since
 from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.collectors.workloads.moe_jax_layers import (
     AXIS,
+    DISPATCHER_OF,
     MIX_STAGES,
     VARIANTS,
     Route,
@@ -39,6 +40,7 @@ from traceflow.collectors.workloads.moe_jax_layers import (
     Weights,
     executed_rows,
 )
+from traceflow.routed import moe
 
 if TYPE_CHECKING:
     import jax
@@ -263,10 +265,27 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
             with recorder.step() as step:
                 weights, loss, routing = train(weights, *inputs)
                 found = float(step.fetch(loss))
+            _tell(variant, size, mesh.size, routing)
             routings.append(routing)
             check_loss(path, found, expected, tolerance=TOLERANCE)
     if recorded_since(path, started_ns):
         _save(path / ROUTING, variant, size, process_allgather(routings, tiled=True))
+
+
+def _tell(variant: str, size: Size, devices: int, routing: Routing) -> None:
+    """Let the recording know what the routers of all devices chose; where experts travel, all multiply all rows."""
+    moe(
+        layer=0,
+        tokens_per_expert=routing.assigned,
+        topk=size.choices,
+        expert_rows=np.full((devices, size.experts), size.tokens // devices) if variant == "masked" else None,
+        capacity=size.capacity(devices) if variant == "capacity" else None,
+        hidden=size.model,
+        itemsize=4,
+        ffn_hidden=size.hidden,
+        weighted=False,
+        dispatcher=DISPATCHER_OF[variant],
+    )
 
 
 @cache  # the variants that drop nothing have the same

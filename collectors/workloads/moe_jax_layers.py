@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceflow.collectors.workloads import moe_reference
+from traceflow.intent.routing import Dispatcher
 
 if TYPE_CHECKING:
     import jax
@@ -124,6 +125,7 @@ def masked_mix(size: Size, _: int, weights: Weights, x: jax.Array, route: Route)
 
 
 VARIANTS: dict[str, Mix] = {"capacity": capacity_mix, "ragged": ragged_mix, "masked": masked_mix}
+DISPATCHER_OF: dict[str, Dispatcher] = {"capacity": "all-to-all", "ragged": "all-gather", "masked": "none"}
 
 
 def grouped(experts: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from traceflow.collectors.workloads import moe_reference
 from traceflow.collectors.workloads.torch_stages import all_gather, all_to_all, gather, scatter, scope, stage
+from traceflow.routed import moe
 
 if TYPE_CHECKING:
     import torch
@@ -237,7 +238,28 @@ def mix(
         rows = stage("etp_scatter", partial(scatter, rows=sum(planned.received), group=etp), rows)
     rows = stage("combine", partial(all_to_all, sent=planned.received, received=planned.sent, group=ep), rows)
     mixed = stage("unpermute", partial(_unpermute, len(hidden), places), rows)
+    _tell(grid, size, assigned, hidden)
     return mixed, Routing(assigned, dropped, load, probability, planned.sent, planned.received, planned.rows)
+
+
+def _tell(grid: Grid, size: Size, assigned: torch.Tensor, hidden: torch.Tensor) -> None:
+    """Let the recording know what the router chose."""
+    moe(
+        layer=0,
+        tokens_per_expert=assigned,
+        topk=size.choices,
+        capacity=size.capacity(grid.layout.processes),
+        hidden=size.model,
+        itemsize=hidden.element_size(),
+        ffn_hidden=size.hidden,
+        weighted=True,
+        ep_group=_own_group(grid, EP),
+        etp_group=_own_group(grid, ETP),
+    )
+
+
+def _own_group(grid: Grid, name: str) -> list[int]:
+    return next(ranks for ranks in grid.layout.groups()[name] if grid.rank in ranks)
 
 
 def _counted(experts: torch.Tensor, count: int) -> torch.Tensor:

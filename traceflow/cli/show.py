@@ -85,6 +85,11 @@ def memory(
     )
 
 
+def moe(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+    """How tokens went to experts, what the exchange moved, and what perfect balance would save."""
+    answer(options, source, lambda run: run.moe(step=step), request={"step": step}, top=top)
+
+
 def padding(options: AnswerOptions, source: Source, top: Top = 12) -> None:
     """What layouts and shards take beyond the values themselves."""
     answer(options, source, lambda run: run.padding(), top=top)
@@ -107,6 +112,31 @@ def budget(
         options,
         source,
         lambda run: run.budget(hardware=chosen, step=step, window=window),
+        request=request,
+        top=top,
+    )
+
+
+def collective_matmul(
+    options: AnswerOptions,
+    source: Source,
+    undivided: Annotated[
+        Path | None, typer.Option(metavar="INPUT", help="A run of the same product in one piece, to compare with.")
+    ] = None,
+    step: Step = None,
+    window: Window = None,
+    top: Top = 12,
+) -> None:
+    """Products that are cut into rounds, whether that hides what is sent, and those that could be cut."""
+    from traceflow.run import open_run
+
+    compared = None if undivided is None else str(undivided)
+    request: dict[str, Json] = {"undivided": compared, "step": step, "window": window}
+    whole = None if undivided is None else open_run(undivided)
+    answer(
+        options,
+        source,
+        lambda run: run.collective_matmul(step=step, window=window, undivided=whole),
         request=request,
         top=top,
     )
@@ -136,6 +166,8 @@ show.command()(verb(clocks))
 show.command()(verb(stragglers))
 show.command()(verb(savings))
 show.command()(verb(memory))
+show.command()(verb(moe))
 show.command()(verb(padding))
 show.command()(verb(sharding))
+show.command("collective-matmul")(verb(collective_matmul))
 show.command()(verb(budget))

@@ -15,6 +15,7 @@ from traceflow.report.comparison import Compared
 from traceflow.report.grid import Grid, Piece
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.report.memory_section import MemorySection, memory_section
+from traceflow.report.moe_section import MoeSection, moe_section
 from traceflow.report.names import printable
 from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
 from traceflow.report.sharding_section import ShardingSection, sharding_section
@@ -35,6 +36,9 @@ _LONG_LISTS = (
     "programs",
     "allocator",
     "arrays",
+    "calls",
+    "stages",
+    "layers",
 )
 _RAW_BYTES = 600_000
 
@@ -73,6 +77,7 @@ class Chapter:
     communication: tuple[Grid, ...]
     budget: Budget
     memory: MemorySection | None
+    moe: MoeSection | None
     sharding: ShardingSection | None
     quality: str
     evidence: tuple[Grid, ...]
@@ -107,9 +112,16 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
     graph = run.graph(step=step)
     needs = (run.memory(), run.padding())
     held = memory_section(needs[0].to_dict(), needs[1].to_dict())
+    routed = run.moe(step=step)
+    experts = moe_section(routed.to_dict())
     lies = run.sharding(step=step)
     divided = sharding_section(lies.to_dict(), lies.findings, lies.mesh)
-    results = (*results, *(needs if held else ()), *((lies,) if divided or lies.findings else ()))
+    results = (
+        *results,
+        *(needs if held else ()),
+        *((routed,) if experts else ()),
+        *((lies,) if divided or lies.findings else ()),
+    )
     findings = [finding for result in results for finding in result.findings]
     return Chapter(
         id=f"run{number}",
@@ -128,6 +140,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         communication=tuple(communication_grids(talked, graph.start_ns)),
         budget=Budget.of(costs.to_dict()),
         memory=held,
+        moe=experts,
         sharding=divided,
         quality=_quality(run, results),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),

@@ -200,6 +200,8 @@ def padding_parts(result: Row, top: int) -> Iterator[RenderableType]:
         yield from _layouts(result["layout"], top)
     if result["shards"]:
         yield from _shards(result["shards"], top)
+    if result["moe"]:
+        yield from _experts(result["moe"], top)
 
 
 def _padded_programs(programs: Sequence[Row], top: int) -> Iterator[RenderableType]:
@@ -254,6 +256,25 @@ def _shards(shards: Sequence[Row], top: int) -> Iterator[RenderableType]:
     yield Rows(("padding", "whole", "each", "name"), rows)
     if len(shards) > top:
         yield Text(f"and {len(shards) - top:,} with less")
+
+
+def _experts(layers: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    """Rows of experts that hold no token."""
+    kinds = ("capacity_padding_rows", "alignment_padding_rows", "masked_rows")
+    ordered = sorted(layers, key=lambda layer: -sum(layer[kind] for kind in kinds))
+    rows = [
+        (
+            *(f"{layer[kind]:,}" for kind in kinds),
+            share_text(sum(layer[kind] for kind in kinds), layer["executed_rows"]),
+            f"{layer['executed_rows']:,}",
+            f"layer {layer['layer']}",
+        )
+        for layer in ordered[:top]
+    ]
+    yield heading("Rows of experts without a token, in all recorded steps")
+    yield Rows(("capacity", "alignment", "masked", "share", "rows", "name"), rows)
+    if len(layers) > top:
+        yield Text(f"and {len(layers) - top:,} with less")
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -110,6 +110,9 @@ class Subject(Protocol):
     def memory(self) -> Result:
         """What is in memory at the peak, and when."""
 
+    def moe(self, *, step: int | None = None) -> Result:
+        """How tokens went to experts in the window."""
+
     def padding(self) -> Result:
         """What is stored beyond the values themselves."""
 

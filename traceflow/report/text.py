@@ -10,9 +10,11 @@ from rich.padding import Padding
 from rich.text import Text
 
 from traceflow.report.budget import budget_parts
+from traceflow.report.collective_matmul import collective_matmul_parts
 from traceflow.report.communication_text import communication_parts
 from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
+from traceflow.report.moe import moe_parts
 from traceflow.report.names import numbers, printable, short_name, where
 from traceflow.report.path_text import path_parts, predicted_path_parts
 from traceflow.report.plan import plan_parts
@@ -58,7 +60,7 @@ def _title(what: str, document: Document) -> Text:
     result, request = document["result"], document["request"]
     of = "".join(f"{which} {it}, " for which in ("step", "window") if (it := request.get(which)) is not None)
     title = Text(f"{what}: {printable(of)}{', '.join(map(printable, document['inputs']))}", style="bold")
-    if "window" in result:
+    if result.get("window"):
         start_ns, end_ns = result["window"]["start_ns"], result["window"]["end_ns"]
         unit = unit_for([end_ns])
         window = f"{unit.text(start_ns)} to {unit.text(end_ns)} {unit.name}"
@@ -230,6 +232,11 @@ def _memory(document: Document, top: int) -> Iterator[RenderableType]:
     yield from memory_parts(document["result"], top)
 
 
+def _moe(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Mixture of experts", document)
+    yield from moe_parts(document["result"], top)
+
+
 def _padding(document: Document, top: int) -> Iterator[RenderableType]:
     yield _title("Padding", document)
     yield from padding_parts(document["result"], top)
@@ -250,6 +257,11 @@ def _plan(document: Document, top: int) -> Iterator[RenderableType]:
     yield from plan_parts(document["result"], top)
 
 
+def _collective_matmul(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Collective matmul", document)
+    yield from collective_matmul_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -259,8 +271,10 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "stragglers": _stragglers,
     "savings": _savings,
     "memory": _memory,
+    "moe": _moe,
     "padding": _padding,
     "sharding": _sharding,
+    "collective-matmul": _collective_matmul,
     "budget": _budget,
     "plan": _plan,
 }

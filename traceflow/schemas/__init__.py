@@ -16,9 +16,11 @@ KINDS = (
     "stragglers",
     "savings",
     "memory",
+    "moe",
     "padding",
     "budget",
     "sharding",
+    "collective-matmul",
     "plan",
 )
 """The results that have a schema."""
