@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
     from traceflow.analyzers.memory import Memory
+    from traceflow.analyzers.moe import Moe
     from traceflow.analyzers.operation_table import OperationStragglers
     from traceflow.analyzers.padding import Padding
     from traceflow.analyzers.savings import Savings
@@ -167,7 +168,13 @@ class Run:
         """What is stored beyond the values themselves; see :func:`traceflow.analyzers.padding.padding`."""
         from traceflow.analyzers.padding import padding
 
-        return padding(self.trace, self.programs, stated=self.evidence.stated)
+        return padding(self.trace, self.programs, stated=self.evidence.stated, routing=self.evidence.routing)
+
+    def moe(self, *, step: int | None = None) -> Moe:
+        """How tokens went to experts, and what that cost; see :func:`traceflow.analyzers.moe.moe`."""
+        from traceflow.analyzers.moe import moe
+
+        return moe(self.trace, self.evidence.routing, self.dependencies, self.programs, step=step)
 
     def budget(
         self, *, hardware: str | Hardware | None = None, step: int | None = None, window: str | None = None
