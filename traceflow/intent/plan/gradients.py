@@ -41,13 +41,10 @@ def gradient_scaling(parallel: ParallelPlan) -> GradientScaling:
     """Factors that make the same mean of every gradient, whichever ranks its tokens came from.
 
     An expert has met the tokens of its whole exchange group, so that what its copies hold is a sum already. With R and
-    Re the sizes of GTP and EGTP, whose reduce-scatters average:
-
-        SUM:  dense 1 / |DPxCP|,  expert (Re / R) / |DPxCP|
-        AVG:  dense 1,            expert (Re / R) |EDP| / |DPxCP|, then the average over EDP
-        per token: 1 and 1; all reductions add up, and the sum is divided by the number of valid tokens of the step
-
-    In no case is anything divided by |EDP| again.
+    Re the sizes of GTP and EGTP, whose reduce-scatters average, what adds up has the factors 1 / (DP x CP) for dense
+    parameters and Re / R / (DP x CP) for experts. Where the reduction averages they are 1, and EDP x Re / R / (DP x CP)
+    before the average over EDP. With a loss per token both are 1: all reductions add up, and the sum is divided by the
+    number of valid tokens of the step. In no case is anything divided by EDP again.
 
     Example:
         >>> scaling = gradient_scaling(ParallelPlan(world=1024, pp=8, cp=2, ep=64))

@@ -30,8 +30,9 @@ _V4_PRO = Model(
     residual_streams=4,
     attention_tp=1,
 )
+_STEM_AND_HEAD = 2 * 64 * 64 + 1  # the loss goes with their gradients
 _TORCH = Model(
-    hidden=64, experts=8, topk=2, expert_hidden=128, shared_experts=1, dense_parameters=2 * 64 * 64, dtype="f32"
+    hidden=64, experts=8, topk=2, expert_hidden=128, shared_experts=1, dense_parameters=_STEM_AND_HEAD, dtype="f32"
 )
 _JAX = Model(
     hidden=64,
@@ -39,7 +40,7 @@ _JAX = Model(
     topk=2,
     expert_hidden=128,
     capacity_factor=1.25,
-    dense_parameters=2 * 64 * 64,
+    dense_parameters=_STEM_AND_HEAD,
     dtype="f32",
 )
 _TORCH_BATCH = Batch(sequence=256, global_batch=4)  # 1024 tokens on four processes
