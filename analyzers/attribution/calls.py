@@ -1,0 +1,203 @@
+"""What a trace says around each communication call: who issued it, in which pass, inside which annotations.
+
+The name of what executes a collective is not looked at: one name stands for many purposes, and libraries execute one
+operation by the kernel of another. Of operators, only the operation is taken.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from traceflow.analyzers.attribution.purposes import Kind, Phase, kind_of_operation
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.window import NO_STEP, step_of_events
+from traceflow.program.module import HloModule, Programs
+from traceflow.trace.model import ABSENT, Bool, Group, Int64, LaneKind, Trace
+from traceflow.trace.model import Kind as EventKind
+
+_BACKWARD = "autograd::engine::evaluate_function: "
+_RECOMPUTES = f"{_BACKWARD}CheckpointFunctionBackward"
+_ACCUMULATES = re.compile(r"^(?:autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$")
+_UPDATES = re.compile(r"^Optimizer\.step#")
+_OPERATOR = re.compile(r"^(?:c10d|nccl|_c10d_functional):{1,2}(\w+)")
+_NO_SCOPE = re.compile(r"\.py\(\d+\): |^<built-in |^traceflow\.|^(?:aten|c10d|nccl|autograd|torch|_c10d_functional):")
+_REPLICATED = re.compile(r"^(?:DistributedDataParallel\.forward$|FSDP::|FullyShardedDataParallel\.)")
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One row of `Trace.communications` with what is around it."""
+
+    row: int
+    participant: tuple[int, int]  # rank and device, ABSENT on the host
+    kind: Kind
+    group: Group | None
+    payload_bytes: int | None
+    in_splits: tuple[int, ...]
+    out_splits: tuple[int, ...]
+    issued_ns: int
+    step: int
+    phase: Phase | None
+    scopes: tuple[str, ...]  # annotations around it, the innermost first
+    hooked: bool  # issued while a gradient was accumulated
+    program: int | None = None  # of XLA
+
+    @property
+    def members(self) -> frozenset[int]:
+        """Who takes part; empty where that is not known."""
+        return frozenset(self.group.members) if self.group else frozenset()
+
+
+class Surroundings:
+    """Host events around others, and instructions behind events of XLA."""
+
+    def __init__(self, trace: Trace, found: Dependencies, programs: Programs) -> None:
+        self.trace, self.found, self.programs = trace, found, programs
+        e, lanes = trace.events, trace.lanes
+        self.on_thread: Bool = (lanes.kind[e.lane] == LaneKind.THREAD) & (e.kind == EventKind.HOST)
+        self.step = step_of_events(trace, found)
+        self._known: dict[tuple[int, int], tuple[Phase | None, tuple[str, ...]]] = {}
+
+    @cached_property
+    def around(self) -> Int64:
+        """The innermost host event around each event, ABSENT without one."""
+        return self.enclosing(self.on_thread)
+
+    def enclosing(self, wanted: Bool) -> Int64:
+        """The innermost of the wanted events around each event, ABSENT without one."""
+        from traceflow.analyzers.dependencies._sweep import enclosing
+
+        e = self.trace.events
+        innermost: Int64 = enclosing(e.start_ns, e.end_ns, e.lane, wanted)
+        return innermost
+
+    @cached_property
+    def issuer(self) -> Int64:
+        """The event that issued each event: a launch, an operator, or itself."""
+        launched = self.found.launch_call
+        issuer = np.where(launched >= 0, launched, np.arange(len(launched)))
+        flows, e = self.trace.flows, self.trace.events
+        communicates = e.kind[flows.target] == EventKind.COMMUNICATION
+        handed = communicates & (e.lane[flows.source] != e.lane[flows.target]) & (launched[flows.target] < 0)
+        issuer[flows.target[handed]] = flows.source[handed]
+        return issuer
+
+    @cached_property
+    def instruction(self) -> Mapping[int, tuple[int, int]]:
+        """Program and instruction of each event that executes one."""
+        hlo = self.trace.hlo
+        rows = zip(hlo.event.tolist(), hlo.program.tolist(), hlo.instruction.tolist(), strict=True)
+        return {event: (program, row) for event, program, row in rows if row != ABSENT and program in self.programs}
+
+    @cached_property
+    def backward_span(self) -> Mapping[tuple[int, int], tuple[int, int]]:
+        """When the engine's work of each rank and step began and ended."""
+        e, trace = self.trace.events, self.trace
+        named = np.array([text.startswith(_BACKWARD) for text in trace.strings] or [False])
+        rows = np.flatnonzero(named[e.name] & (self.step != NO_STEP))
+        spans: dict[tuple[int, int], tuple[int, int]] = {}
+        ranks = trace.lanes.rank[e.lane[rows]]
+        for rank, step, row in zip(ranks.tolist(), self.step[rows].tolist(), rows.tolist(), strict=True):
+            first, last = spans.get((rank, step), (int(e.start_ns[row]), 0))
+            spans[rank, step] = min(first, int(e.start_ns[row])), max(last, int(e.end_ns[row]))
+        return spans
+
+    def chain(self, event: int) -> Iterator[str]:
+        """Names of the event itself and of all host events around it, the innermost first."""
+        e, strings = self.trace.events, self.trace.strings
+        while event >= 0:
+            yield strings[e.name[event]]
+            event = int(self.around[event])
+
+    def of_instruction(self, program: int, row: int) -> tuple[Phase | None, tuple[str, ...]]:
+        """Pass and scopes of an instruction, by the name of the operation that it comes from."""
+        if (program, row) not in self._known:
+            module = self.programs[program]
+            self._known[program, row] = phase_and_scopes(module.operation_name[_work(module, row)])
+        return self._known[program, row]
+
+    def phase_of(self, issuer: int, names: tuple[str, ...]) -> Phase | None:
+        """The pass that issued something: by what is around it, else by when it was in its step."""
+        engine = next((name for name in names if name.startswith(_BACKWARD)), None)
+        if engine is not None:
+            return Phase.FORWARD if engine == _RECOMPUTES else Phase.BACKWARD
+        if any(_UPDATES.match(name) for name in names):
+            return Phase.UPDATE
+        e = self.trace.events
+        key = int(self.trace.lanes.rank[e.lane[issuer]]), int(self.step[issuer])
+        if key not in self.backward_span:
+            return None
+        return Phase.UPDATE if e.start_ns[issuer] >= self.backward_span[key][1] else Phase.FORWARD
+
+
+def _work(module: HloModule, row: int) -> int:
+    return module.wrapped_by(module.start_of(row))
+
+
+def phase_and_scopes(operation_name: str) -> tuple[Phase | None, tuple[str, ...]]:
+    """What JAX writes into the name of an operation: transformations and named scopes.
+
+    Example:
+        >>> phase_and_scopes("jit(train)/shard_map/transpose(jvp(dispatch))/all_to_all")
+        (<Phase.BACKWARD: 'backward'>, ('dispatch', 'shard_map', 'train'))
+    """
+    *around, _ = operation_name.split("/") if operation_name else [""]
+    scopes = tuple(part.rstrip(")").rpartition("(")[2] for part in reversed(around))
+    if "rematted_computation" in operation_name:
+        return Phase.FORWARD, scopes
+    if "transpose(" in operation_name:
+        return Phase.BACKWARD, scopes
+    return (Phase.FORWARD if "jvp(" in operation_name else None), scopes
+
+
+def calls_of(around: Surroundings) -> list[Call]:
+    """Every communication call of a trace, by row."""
+    return [_call(around, row) for row in range(len(around.trace.communications.event))]
+
+
+def replicated(trace: Trace) -> bool:
+    """Whether a library that keeps copies of parameters alike has left its annotations."""
+    return any(_REPLICATED.match(text) for text in trace.strings)
+
+
+def _call(around: Surroundings, row: int) -> Call:
+    trace = around.trace
+    c, e = trace.communications, trace.events
+    event, lane = int(c.event[row]), int(e.lane[c.event[row]])
+    kind = kind_of_operation(trace.strings[c.operation[row]])
+    issuer, program, hooked = event, None, False
+    if instruction := around.instruction.get(event):
+        program = instruction[0]
+        phase, scopes = around.of_instruction(*instruction)
+    else:
+        issuer = int(around.issuer[event])
+        names = tuple(around.chain(issuer))[1 if issuer == event else 0 :]
+        operators = (found[1] for name in names if (found := _OPERATOR.match(name)))
+        kinds = (kind_of_operation(operator) for operator in operators)
+        kind = next((other for other in kinds if other is not Kind.OTHER), kind)
+        phase, scopes = around.phase_of(issuer, names), tuple(name for name in names if not _NO_SCOPE.search(name))
+        hooked = any(_ACCUMULATES.match(name) for name in names)
+    return Call(
+        row=row,
+        participant=(int(trace.lanes.rank[lane]), int(trace.lanes.device[lane])),
+        kind=kind,
+        group=trace.groups[c.group[row]] if c.group[row] != ABSENT else None,
+        payload_bytes=int(c.payload_bytes[row]) if c.payload_bytes[row] != ABSENT else None,
+        in_splits=_numbers(trace, int(c.in_splits[row])),
+        out_splits=_numbers(trace, int(c.out_splits[row])),
+        issued_ns=int(e.start_ns[issuer]),
+        step=int(around.step[issuer]),
+        phase=phase,
+        scopes=scopes,
+        hooked=hooked,
+        program=program,
+    )
+
+
+def _numbers(trace: Trace, code: int) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", trace.strings[code]))) if code != ABSENT else ()

@@ -1,0 +1,295 @@
+"""What each call is for: rules from the strongest evidence to the weakest, and `unknown` where none applies.
+
+A rule sees what is around a call and what was expected. It answers with a purpose and with what that rests on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from traceflow.analyzers.attribution.calls import Call
+from traceflow.analyzers.attribution.dimensions import described
+from traceflow.analyzers.attribution.expectations import Expectations
+from traceflow.analyzers.attribution.purposes import TOKENS, Kind, Phase, Purpose
+
+NOTHING = "neither annotations, nor its group, nor its payload tell"
+_SCALARS_BYTES = 16
+
+_ANY_EXCHANGE = frozenset({Kind.ALL_TO_ALL, Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
+_SUMS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})
+_WORD = r"(?<![a-z])"
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A purpose, and what it rests on; `direction` where tokens travel but not whether there or home."""
+
+    purpose: Purpose
+    because: str
+    undirected: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    """What an annotation says of the collectives in it."""
+
+    pattern: re.Pattern[str]
+    kinds: frozenset[Kind]
+    purpose: Purpose
+    phases: frozenset[Phase | None] = frozenset({None, *Phase})
+
+
+def _scope(pattern: str, kinds: frozenset[Kind], purpose: Purpose, *phases: Phase | None) -> _Scope:
+    return _Scope(re.compile(pattern), kinds, purpose, frozenset(phases or (None, *Phase)))
+
+
+_GATHERS = frozenset({Kind.ALL_GATHER})
+_AFTER_FORWARD = (None, Phase.BACKWARD, Phase.UPDATE)
+_THERE = (None, Phase.FORWARD)
+_SCOPES = (
+    _scope(r"fsdp::.*(?:all_gather|pre_(?:forward|backward)|prefetch)", _GATHERS, Purpose.PARAMETER_GATHER),
+    _scope(r"fullyshardeddataparallel\..*(?:pre_forward|pre_backward|unshard)", _GATHERS, Purpose.PARAMETER_GATHER),
+    _scope(r"(?:param\w*|weight\w*)_(?:all_?)?gather|all_?gather_(?:param|weight)", _GATHERS, Purpose.PARAMETER_GATHER),
+    _scope(r"(?:param\w*|weight\w*)_(?:all_?)?gather", _SUMS, Purpose.GRADIENT, Phase.BACKWARD),
+    _scope(r"fsdp::.*post_backward|fullyshardeddataparallel\._post_backward", _SUMS, Purpose.GRADIENT),
+    _scope(
+        r"grad\w*_(?:reduc|sync|all_?reduc)|(?:dense|expert)_grad|finalize_model_grads",
+        _SUMS,
+        Purpose.GRADIENT,
+        *_AFTER_FORWARD,
+    ),
+    _scope(_WORD + r"etp_gather", _ANY_EXCHANGE, Purpose.ETP_GATHER),
+    _scope(_WORD + r"etp_scatter", _ANY_EXCHANGE, Purpose.ETP_SCATTER),
+    _scope(_WORD + r"dispatch(?![a-z])", frozenset({Kind.ALL_TO_ALL}), Purpose.DISPATCH, *_THERE, Phase.BACKWARD),
+    _scope(_WORD + r"dispatch(?![a-z])", _GATHERS, Purpose.DISPATCH, *_THERE),
+    _scope(_WORD + r"dispatch(?![a-z])", frozenset({Kind.REDUCE_SCATTER}), Purpose.DISPATCH, Phase.BACKWARD),
+    _scope(_WORD + r"combine(?![a-z])", frozenset({Kind.ALL_TO_ALL}), Purpose.COMBINE, *_THERE, Phase.BACKWARD),
+    _scope(_WORD + r"combine(?![a-z])", frozenset({Kind.REDUCE_SCATTER}), Purpose.COMBINE, *_THERE),
+    _scope(_WORD + r"combine(?![a-z])", _GATHERS, Purpose.COMBINE, Phase.BACKWARD),
+    _scope(
+        _WORD + r"router|load_?balanc|aux_?loss|expert_?bias|tokens_per_expert",
+        frozenset({Kind.ALL_REDUCE, Kind.ALL_GATHER}),
+        Purpose.ROUTER_STATISTICS,
+        *_THERE,
+    ),
+    _scope(_WORD + r"(?:send|recv)_(?:forward|backward)(?![a-z])", frozenset({Kind.TRANSFER}), Purpose.BOUNDARY),
+    _scope(
+        r"context_parallel|ring_attention|ulysses",
+        _ANY_EXCHANGE | {Kind.TRANSFER},
+        Purpose.CONTEXT,
+        None,
+        Phase.FORWARD,
+        Phase.BACKWARD,
+    ),
+    _scope(_WORD + r"muon", frozenset({Kind.ALL_TO_ALL}), Purpose.MUON, None, Phase.UPDATE),
+)
+
+Rule = Callable[[Call, Expectations, frozenset[str]], Judgement | None]
+
+
+def _by_library(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | None:
+    """A library of expert parallelism: its dispatch takes tokens to experts, or backward brings slopes to results."""
+    if call.kind not in {Kind.DISPATCH, Kind.COMBINE}:
+        return None
+    there = (call.kind is Kind.DISPATCH) != (call.phase is Phase.BACKWARD)
+    return Judgement(Purpose.DISPATCH if there else Purpose.COMBINE, "an operation of a library for expert parallelism")
+
+
+def _by_scope(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | None:
+    """The innermost annotation that says something of such a collective."""
+    for name in call.scopes:
+        for scope in _SCOPES:
+            if call.kind in scope.kinds and call.phase in scope.phases and scope.pattern.search(name.lower()):
+                return Judgement(scope.purpose, f"annotation {name}")
+    return None
+
+
+def _by_record(call: Call, expected: Expectations, _: frozenset[str]) -> Judgement | None:
+    """Splits that the routing record foretells, or as many numbers as there are experts."""
+    exchanges = expected.exchanges.get((call.participant[0], call.step), frozenset())
+    if call.kind is Kind.ALL_TO_ALL and call.in_splits and call.phase in {Phase.FORWARD, Phase.BACKWARD}:
+        there = (call.in_splits, call.out_splits) in exchanges
+        home = (call.out_splits, call.in_splits) in exchanges
+        because = "splits of the routing record"
+        if there and home:
+            return Judgement(Purpose.DISPATCH, because, undirected=True)
+        if there or home:
+            outward = there != (call.phase is Phase.BACKWARD)
+            return Judgement(Purpose.DISPATCH if outward else Purpose.COMBINE, because)
+    counts = call.kind in {Kind.ALL_GATHER, Kind.ALL_REDUCE} and call.phase is Phase.FORWARD
+    if counts and call.payload_bytes in expected.statistics_bytes:
+        return Judgement(Purpose.ROUTER_STATISTICS, "as many numbers as there are experts, forward")
+    return None
+
+
+def _by_hook(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | None:
+    """What is summed the moment that a gradient is complete is gradients."""
+    if call.hooked and call.kind in _SUMS:
+        return Judgement(Purpose.GRADIENT, "issued where autograd accumulates gradients")
+    return None
+
+
+def _by_size(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | None:
+    """A few numbers: a loss, a norm, a flag."""
+    few = call.payload_bytes is not None and call.payload_bytes <= _SCALARS_BYTES
+    if few and call.kind is Kind.ALL_REDUCE:
+        return Judgement(Purpose.SCALARS, f"a payload of {call.payload_bytes} bytes")
+    return None
+
+
+def _by_plan(call: Call, expected: Expectations, names: frozenset[str]) -> Judgement | None:
+    """The one operation of the plan with this payload over this group in this direction."""
+    if call.payload_bytes is None or call.kind is Kind.ALL_TO_ALL:
+        return None  # both ways of an exchange have one payload
+    purpose = expected.purpose_by_payload(call.kind, call.phase, names, call.payload_bytes)
+    return Judgement(purpose, "payload and group of the plan") if purpose else None
+
+
+_PASSES = (Phase.FORWARD, Phase.BACKWARD)
+_LATE = (Phase.BACKWARD, Phase.UPDATE)
+_BY_DIMENSION: tuple[tuple[frozenset[str], frozenset[Kind], tuple[Phase, ...], Purpose], ...] = (
+    (frozenset({"TP"}), frozenset({Kind.ALL_REDUCE}), _PASSES, Purpose.ACTIVATION_SUM),
+    (frozenset({"TP"}), _GATHERS, _PASSES, Purpose.ACTIVATION_GATHER),
+    (frozenset({"TP"}), frozenset({Kind.REDUCE_SCATTER}), _PASSES, Purpose.ACTIVATION_SCATTER),
+    (frozenset({"CP"}), _ANY_EXCHANGE | {Kind.TRANSFER}, _PASSES, Purpose.CONTEXT),
+    (frozenset({"PP"}), frozenset({Kind.TRANSFER}), tuple(Phase), Purpose.BOUNDARY),
+    (frozenset({"DP", "DPxCP", "GTP"}), _SUMS, _LATE, Purpose.DENSE_GRADIENT),
+    (frozenset({"EDP", "EGTP"}), _SUMS, _LATE, Purpose.EXPERT_GRADIENT),
+    (frozenset({"DP", "DPxCP", "GTP", "EDP", "EGTP"}), _GATHERS, tuple(Phase), Purpose.PARAMETER_GATHER),
+    (frozenset({"EP", "ETPxEP"}), frozenset({Kind.ALL_TO_ALL}), _PASSES, Purpose.DISPATCH),
+    (frozenset({"ETP"}), _GATHERS, (Phase.FORWARD,), Purpose.ETP_GATHER),
+    (frozenset({"ETP"}), frozenset({Kind.REDUCE_SCATTER}), (Phase.BACKWARD,), Purpose.ETP_GATHER),
+    (frozenset({"ETP"}), _GATHERS, (Phase.BACKWARD,), Purpose.ETP_SCATTER),
+    (frozenset({"ETP"}), frozenset({Kind.REDUCE_SCATTER}), (Phase.FORWARD,), Purpose.ETP_SCATTER),
+)
+"""What a collective is for that nothing but its group tells, where the group has one name."""
+
+
+def _by_dimension(call: Call, _: Expectations, names: frozenset[str]) -> Judgement | None:
+    """What such a collective does along the only dimension that its group is."""
+    fitting = {
+        purpose
+        for dimensions, kinds, phases, purpose in _BY_DIMENSION
+        if names & dimensions and call.kind in kinds and (call.phase in phases)
+    }
+    if len(fitting) != 1:
+        return None
+    purpose = fitting.pop()
+    return Judgement(purpose, f"a group of {' or '.join(sorted(names))}", undirected=purpose in TOKENS)
+
+
+_RULES: tuple[Rule, ...] = (_by_library, _by_scope, _by_record, _by_hook, _by_size, _by_plan, _by_dimension)
+
+
+def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
+    """The purpose of each call, in their order."""
+    names = {call.group: names_of(call, expected) for call in calls}
+    judged = [_first(call, expected, names[call.group]) for call in calls]
+    judged = _with_exchanges(calls, judged)
+    judged = _with_directions(calls, judged)
+    experts = expected.grids.expert is not None or any(one.purpose in TOKENS for one in judged)
+    return [
+        _refined(call, one, expected, names[call.group], experts=experts)
+        for call, one in zip(calls, judged, strict=True)
+    ]
+
+
+def names_of(call: Call, expected: Expectations) -> frozenset[str]:
+    """Dimensions that the group of a call may be: on the plan's meshes, as the program calls it, or by the record."""
+    grids, members, said = expected.grids, call.members, described(call.group)
+    whole = call.kind is not Kind.TRANSFER
+    found = (grid.name_of(members, whole=whole) for grid in (grids.dense, grids.expert) if grid and members)
+    placed = frozenset(name for name in found if name)
+    return placed if placed and (expected.has_plan or not said) else frozenset({said} if said else ())
+
+
+def _first(call: Call, expected: Expectations, names: frozenset[str]) -> Judgement:
+    found = (rule(call, expected, names) for rule in _RULES)
+    return next((one for one in found if one), Judgement(Purpose.UNKNOWN, NOTHING))
+
+
+def _with_exchanges(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
+    """Rows that go in unequal parts and come home in the same pass, with the splits exchanged, are tokens."""
+    known = list(judged)
+    for places in _sequences(calls, lambda place: calls[place].kind is Kind.ALL_TO_ALL):
+        splits = [(calls[place].in_splits, calls[place].out_splits) for place in places]
+        for place, (there, back) in zip(places, splits, strict=True):
+            paired = bool(there) and len(set(there)) > 1 and there != back and (back, there) in splits
+            if judged[place].purpose is Purpose.UNKNOWN and paired:
+                known[place] = Judgement(Purpose.DISPATCH, "splits that are exchanged within one pass", undirected=True)
+    return known
+
+
+def _with_directions(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
+    """Tell there from home, in exchanges of which splits do not: they take turns, and the way there comes first.
+
+    Backward, what comes first is the way of the results. What is narrower than a row travels with the way there.
+    """
+    known = list(judged)
+    for places in _sequences(calls, lambda place: judged[place].undirected):
+        widths = [_width(calls[place]) for place in places]
+        rows = [place for place, width in zip(places, widths, strict=True) if width == max(widths)]
+        turns = [Purpose.DISPATCH, Purpose.COMBINE]
+        if calls[places[0]].phase is Phase.BACKWARD:
+            turns.reverse()
+        consistent = len(rows) % 2 == 0 and all(
+            _home(calls[a], calls[b]) for a, b in zip(rows[::2], rows[1::2], strict=True)
+        )
+        for place in places:
+            turn = turns[rows.index(place) % 2] if place in rows else Purpose.DISPATCH
+            because = judged[place].because
+            known[place] = (
+                Judgement(turn, f"{because}, by turns")
+                if consistent
+                else Judgement(Purpose.UNKNOWN, f"{because}, but no turns")
+            )
+    return known
+
+
+def _sequences(calls: Sequence[Call], wanted: Callable[[int], bool]) -> Iterator[list[int]]:
+    """Calls of one participant and group in one pass of one step, in the order in which they were issued."""
+    found: dict[object, list[int]] = {}
+    for place, call in enumerate(calls):
+        if wanted(place) and call.phase in _PASSES:
+            found.setdefault((call.participant, call.members, call.step, call.phase), []).append(place)
+    yield from (sorted(places, key=lambda place: calls[place].issued_ns) for places in found.values())
+
+
+def _width(call: Call) -> float:
+    """Bytes of a row."""
+    return (call.payload_bytes or 0) / (sum(call.in_splits) or 1)
+
+
+def _home(there: Call, back: Call) -> bool:
+    return (there.in_splits, there.out_splits) == (back.out_splits, back.in_splits)
+
+
+def _refined(
+    call: Call, judged: Judgement, expected: Expectations, names: frozenset[str], *, experts: bool
+) -> Judgement:
+    """Whether gradients are those of experts, where something tells."""
+    if judged.purpose is not Purpose.GRADIENT:
+        return judged
+    spoken = " ".join(call.scopes).lower()
+    if "expert" in spoken or "dense" in spoken:
+        purpose = Purpose.EXPERT_GRADIENT if "expert" in spoken else Purpose.DENSE_GRADIENT
+    elif names & {"EDP", "EGTP"} and not _may_be_dense(names):
+        purpose = Purpose.EXPERT_GRADIENT
+    elif not experts or _spans_experts(call, expected) or (_may_be_dense(names) and not names & {"EDP", "EGTP"}):
+        purpose = Purpose.DENSE_GRADIENT
+    else:
+        purpose = judged.purpose
+    return Judgement(purpose, judged.because)
+
+
+def _may_be_dense(names: frozenset[str]) -> bool:
+    return bool(names & {"DP", "DPxCP", "GTP"})
+
+
+def _spans_experts(call: Call, expected: Expectations) -> bool:
+    """Whether a sum is over ranks that hold different experts, of which no gradients can be added up."""
+    grid = expected.grids.expert
+    name = grid.name_of(call.members, whole=False) if grid and call.members else None
+    return call.kind is Kind.ALL_REDUCE and name is not None and "EP" in name.split("x")
