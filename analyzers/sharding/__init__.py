@@ -18,7 +18,12 @@ from traceflow.analyzers.sharding.expectations import expected
 from traceflow.analyzers.sharding.experts import masked_experts
 from traceflow.analyzers.sharding.found import Found
 from traceflow.analyzers.sharding.manual import needless_sums, unfounded_claims
-from traceflow.analyzers.sharding.parameters import assembled_arrays, fully_sharded, gathered_parameters
+from traceflow.analyzers.sharding.parameters import (
+    assembled_arrays,
+    fully_sharded,
+    gathered_parameters,
+    returned_gradients,
+)
 from traceflow.analyzers.sharding.partitioning import Partitioning
 from traceflow.analyzers.sharding.products import one_sided_products
 from traceflow.analyzers.sharding.reductions import cut_reductions
@@ -108,7 +113,7 @@ def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterat
 
 def _found(p: Partitioning) -> Iterator[Found]:
     """Every mismatch once: a collective that one finding explains is not told again by the general one."""
-    first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p, fully_sharded(p))]
+    first = [*rematerialisations(p), *gathered_parameters(p), *cut_reductions(p, returned_gradients(p))]
     known = frozenset(row for found in first for row in found.rows)
     yield from first
     if p.intent.expected is None:

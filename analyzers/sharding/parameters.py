@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from traceflow.analyzers.sharding.declared import declared
-from traceflow.analyzers.sharding.expectations import implied_by, returned, stated_rows
+from traceflow.analyzers.sharding.expectations import expected, implied_by, returned, stated_after
 from traceflow.analyzers.sharding.found import Found
-from traceflow.analyzers.sharding.partitioning import Collective, Partitioning
+from traceflow.analyzers.sharding.partitioning import Collective, Partitioning, shape_of
 from traceflow.analyzers.sharding.reductions import cut_to
 from traceflow.intent.intent import ArrayIntent
 from traceflow.intent.mesh import Axes
 from traceflow.intent.spec import local_shape
 from traceflow.program.arithmetic import arrays
+from traceflow.program.module import HloModule
 
-_PLACING = frozenset({"copy", "custom-call"})  # what a constraint becomes
+_PLACING = frozenset({"convert", "copy", "custom-call"})  # what a constraint becomes, and what it may wait for
 _ALL_ALONG = frozenset({"reduce-window", "scatter", "sort"})  # what orders, accumulates or writes along a dimension
 
 
@@ -64,8 +65,8 @@ def fully_sharded(p: Partitioning) -> dict[int, frozenset[int]]:
     """The operands of collectives that fully sharded data parallelism means, by row of the collective.
 
     They are arguments, gathered over exactly the axes that split them, while another argument that is not gathered,
-    the batch, is split over these axes as well. What returns to such an argument is its gradient: a reduction over the
-    same axes, to pieces of the size of the argument's own.
+    the batch, is split over these axes as well. What returns to such an argument is its gradient: a reduce-scatter
+    over the same axes, to pieces of the size of the argument's own.
     """
     gathered = list(gathered_arguments(p))
     names = {one.argument.name for one in gathered}
@@ -87,21 +88,50 @@ def _batch_axes(argument: ArrayIntent) -> set[str]:
 
 
 def _gradients(p: Partitioning, arguments: list[ArrayIntent]) -> Iterator[tuple[int, int]]:
-    """Rows and parts of reductions whose pieces are as large as those of arguments, or of a layer, over their axes.
-
-    A backend without reduce-scatters reduces in full and cuts.
-    """
+    """Rows and parts of reduce-scatters whose pieces are as large as those of arguments that lie over their axes."""
     module, mesh = p.divided, p.mesh
     if module is None or mesh is None:
         return
-    locals_ = [(frozenset(_axes(a)), local_shape(a.shape, a.spec, mesh)) for a in arguments if a.spec is not None]
-    held = {(axes, tuple(sorted(shape))) for axes, local in locals_ for shape in (local, local[1:])}
+    held = {
+        (frozenset(_axes(a)), tuple(sorted(local_shape(a.shape, a.spec, mesh))))
+        for a in arguments
+        if a.spec is not None
+    }
     for collective in p.collectives:
-        shapes = [size for _, size in arrays(module.shape[collective.row])]
-        pieces = {"reduce-scatter": shapes, "all-reduce": cut_to(p, collective.row)}.get(collective.operation, ())
-        for part, size in enumerate(pieces):
-            if (frozenset(_axes_of(collective)), tuple(sorted(s for s in size if s > 1))) in held:
-                yield collective.row, part
+        if collective.operation == "reduce-scatter":
+            for part, (_, size) in enumerate(arrays(module.shape[collective.row])):
+                if (_axes_of(collective), tuple(sorted(size))) in held:
+                    yield collective.row, part
+
+
+def returned_gradients(p: Partitioning) -> frozenset[int]:
+    """All-reduces that bring the gradient of what was gathered back to where it came from.
+
+    The gradient of a gather is a reduce-scatter over its axes. A backend that has none reduces in full and keeps
+    pieces of the size of those gathered. No line of the program says so: its author asked for the gather alone.
+    """
+    module = p.divided
+    if module is None:
+        return frozenset()
+    sharded = fully_sharded(p)
+    gathers = [c for c in p.collectives if c.operation == "all-gather" and (c.row in sharded or expected(p, c))]
+    pieces = {(_axes_of(c), size) for c in gathers for size in _operand_sizes(module, c.row)}
+    return frozenset(
+        c.row
+        for c in p.collectives
+        if c.operation == "all-reduce" and "transpose(" in module.operation_name[c.row]
+        for size in cut_to(p, c.row)
+        if (_axes_of(c), _size(size)) in pieces
+    )
+
+
+def _operand_sizes(module: HloModule, row: int) -> list[tuple[int, ...]]:
+    return [_size(shape_of(module, operand)) for operand in module.operands_of(row).tolist()]
+
+
+def _size(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Dimensions in whatever order a layout gives them."""
+    return tuple(sorted(size for size in shape if size > 1))
 
 
 def assembled_arrays(p: Partitioning) -> dict[int, tuple[str, ...]]:
@@ -114,8 +144,7 @@ def assembled_arrays(p: Partitioning) -> dict[int, tuple[str, ...]]:
 
 def _meant(p: Partitioning, one: Gathered) -> bool:
     """Whether its author asks for this gather itself, or what is computed needs it as it is."""
-    asked = stated_rows(p)
-    placed = any(row in asked for row in p.causes(one.gather.row, _PLACING))
+    placed = any(stated_after(p, row) for row in p.causes(one.gather.row, _PLACING))
     if placed or returned(p, one.gather) or next(p.causes(one.gather.row, _ALL_ALONG), None) is not None:
         return True
     if len(_chain(p, one)) > 1 or _axes_of(one.gather) != _axes(one.argument):
@@ -130,8 +159,8 @@ def _axes(argument: ArrayIntent) -> set[str]:
     return set(argument.spec.axes) if argument.spec is not None else set()
 
 
-def _axes_of(gather: Collective) -> set[str]:
-    return set(gather.axes or ())
+def _axes_of(collective: Collective) -> frozenset[str]:
+    return frozenset(collective.axes or ())
 
 
 def _chain(p: Partitioning, one: Gathered) -> list[Collective]:

@@ -17,7 +17,7 @@ def cut_reductions(p: Partitioning, meant: Container[int]) -> Iterator[Found]:
 
     Args:
         p: The program.
-        meant: Collectives that full sharding means: a gradient that a backend reduces so is not its author's choice.
+        meant: Those that are the gradients of gathers, of which a backend makes nothing better.
     """
     for reduction in reduces(p):
         worth = reduction.operation == "all-reduce" and (reduction.bytes or 0) >= p.worth_bytes

@@ -57,6 +57,14 @@ def _flops(module: HloModule | None) -> int | None:
     return None if cost.total_flops is None else cost.total_flops + cost.transcendentals
 
 
+def _least_flops(module: HloModule | None) -> int:
+    """Where some of it is not known, as how often a loop runs, what is known."""
+    if module is None:
+        return 0
+    cost = ProgramCost(module).total()
+    return sum(cost.flops.values()) + cost.transcendentals
+
+
 def idle_axes(p: Partitioning) -> Axes:
     """The axes of the mesh that split no array, neither a stated one nor one that the compiler laid out."""
     if p.mesh is None:
@@ -82,8 +90,8 @@ def _by_hand(p: Partitioning) -> set[str]:
 def replicated_work(p: Partitioning) -> Iterator[Found]:
     """A batch that is to be divided and lies whole on every device, or a program that no device shares with another."""
     yield from _batch(p)
-    mesh, work = p.mesh, _flops(p.compilation.propagated)
-    if mesh is None or len(mesh) < 2 or work is None or work < _WORTH_FLOPS or _divides_itself(p):
+    mesh = p.mesh
+    if mesh is None or len(mesh) < 2 or _least_flops(p.compilation.propagated) < _WORTH_FLOPS or _divides_itself(p):
         return
     if set(idle_axes(p)) == {axis for axis, size in mesh.axes.items() if size > 1} and p.intent.batch is None:
         yield Found(
