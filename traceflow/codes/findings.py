@@ -272,4 +272,94 @@ FINDINGS = (
         "sequence parallelism, or hash routing with overlap between micro-batches.",
         "Leave one of them out, as the finding says.",
     ),
+    Code(
+        "TF254",
+        "groups not as planned",
+        "Ranks communicate in other groups than the plan has for this purpose, or there are more or fewer ranks.",
+        "Compare the sizes and the order of ranks of the plan with what the program was started with.",
+    ),
+    Code(
+        "TF255",
+        "payload not as planned",
+        "A collective carries more or fewer bytes than follow from the plan, its model and its batch.",
+        "Compare batch, widths, number types and the dispatcher of the plan with those of the program.",
+    ),
+    Code(
+        "TF256",
+        "number of collectives not as planned",
+        "A collective happens more or less often in a step than layers and micro-batches of the plan make it.",
+        "Look for recomputation, for layers that the plan leaves out, and for collectives that nobody meant.",
+    ),
+    Code(
+        "TF257",
+        "shape not as planned",
+        "Operators are given arrays of another shape than the plan has at this stage.",
+        "Compare batch and widths of the plan with those of the program.",
+    ),
+    Code(
+        "TF260",
+        "blocks multiplied with rows of others",
+        "In a product that is cut into rounds, a device multiplies the block that it has with rows of its other operand "
+        "that belong to another block. The result is wrong.",
+        "After t permutes from the next device a device has the block of (index + t) mod N; slice for that one.",
+    ),
+    Code(
+        "TF261",
+        "summed in the wrong place",
+        "A product that is cut into rounds adds up what belongs to different parts of the result, leaves a block out or "
+        "counts it twice, ends a sum on another device than the one that has that part, or adds up again over devices "
+        "what is complete on each.",
+        "Add on each device what belongs to its own part, each block once; where blocks travel, no reduction follows.",
+    ),
+    Code(
+        "TF262",
+        "a permute for nothing",
+        "A ring of N devices needs N - 1 permutes for N products. More bring a device its own block, zeros, or what "
+        "nobody uses.",
+        "Send before each round but the first, or after each but the last.",
+    ),
+    Code(
+        "TF263",
+        "overlap ruled out by a dependency",
+        "A permute needs the product of its round, or the product needs the permute, so that they can only run one "
+        "after the other.",
+        "Send the block as it came; combine with products only what is not sent.",
+    ),
+    Code(
+        "TF264",
+        "decomposed but not hidden",
+        "A product is cut into rounds, and what is sent between them is exposed all the same.",
+        "See that the permutes are asynchronous and start early; else the product is better left in one piece.",
+    ),
+    Code(
+        "TF265",
+        "rounds too short to hide what is sent",
+        "The products of the rounds take less time than the transfers that they are to hide.",
+        "Cut into fewer and larger pieces, or send in both directions.",
+    ),
+    Code(
+        "TF266",
+        "collective beside a product",
+        "A product needs what a collective gathers, or a collective adds up what a product makes. Cut into rounds, most "
+        "of the transfer could be hidden behind the product.",
+        "Write it as a collective matmul, or let the compiler do it; smaller pieces multiply less well.",
+    ),
+    Code(
+        "TF281",
+        "two runs computed different results",
+        "Outputs that both runs recorded differ in shape, order or value by more than the tolerance.",
+        "Find out which of them is right first; where the order of sums differs, give a tolerance that allows for it.",
+    ),
+    Code(
+        "TF282",
+        "refuted claim",
+        "What was claimed of a change is not so, by the figures of both runs and their spread.",
+        "Look at the figures beside the claim, and at what changed in the plan.",
+    ),
+    Code(
+        "TF283",
+        "gate that does not hold",
+        "A quantity is beyond the limit that was set for it, or is not known; what is not known never passes.",
+        "Look at the value and at the reason beside it; correct the program, the recording or the limit.",
+    ),
 )
