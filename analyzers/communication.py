@@ -235,9 +235,9 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         TraceflowError: TF104 without work, TF111 without such a step.
     """
     window, graph = in_window(trace, found, step)
-    compute = _compute(trace, graph)
+    compute = compute_of(trace, graph)
     rows = _rows_inside(trace, window)
-    whole = compute if graph is found.graph else _compute(trace, found.graph)  # a call may reach out of the window
+    whole = compute if graph is found.graph else compute_of(trace, found.graph)  # a call may reach out of the window
     collectives, messages = _instances(trace, found, rows, whole)
     unmatched = _unmatched(trace, found, rows)
     participants = _participants(trace, graph, window, compute)
@@ -280,7 +280,13 @@ def _participants(
     return tuple(rows)
 
 
-def _compute(trace: Trace, graph: DependencyGraph) -> dict[Participant, Intervals]:
+def compute_of(trace: Trace, graph: DependencyGraph) -> dict[Participant, Intervals]:
+    """When each participant computes: its device, or the leaf operations of a rank without devices.
+
+    Args:
+        trace: The evidence.
+        graph: The dependencies of the window that is looked at.
+    """
     return {who: _intervals(graph, mask) for who, mask in _slices_of(trace, graph, (SliceKind.COMPUTE,)).items()}
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.budget import Budget
     from traceflow.analyzers.changes import Drop, Scale
     from traceflow.analyzers.clocks import Clocks
+    from traceflow.analyzers.collective_matmul import CollectiveMatmul
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
@@ -221,6 +222,26 @@ class Run:
 
         path = self.critical_path(step=step) if len(self.trace.hlo.event) else None
         return sharding(self.compilations, intent, trace=self.trace, path=path)
+
+    def collective_matmul(
+        self, *, step: int | None = None, window: str | None = None, undivided: Run | None = None
+    ) -> CollectiveMatmul:
+        """Products cut into rounds; see :func:`traceflow.analyzers.collective_matmul.collective_matmul`.
+
+        Args:
+            step: Which step; the whole capture where None. Programs alone have neither.
+            window: The same by the name of an annotation, as for the other questions.
+            undivided: A run of the same product in one piece, to tell what cutting it costs.
+        """
+        from traceflow.analyzers.collective_matmul import collective_matmul
+        from traceflow.analyzers.rings.executed import Recorded
+
+        trace, step = self._chosen(step, window)
+        whole = None
+        if undivided is not None:
+            whole = Recorded.of(undivided.trace, undivided.programs, undivided.dependencies)
+        found = self.dependencies if self.trace.ranks else None
+        return collective_matmul(trace, self.programs, found, step=step, undivided=whole)
 
     def what_if(
         self,

@@ -12,6 +12,8 @@ from rich.text import Text
 from traceflow.report.budget import budget_parts
 from traceflow.report.collective_matmul import collective_matmul_parts
 from traceflow.report.communication_text import communication_parts
+from traceflow.report.differences import difference_parts
+from traceflow.report.gates import gate_parts
 from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.moe import moe_parts
@@ -21,6 +23,7 @@ from traceflow.report.plan import plan_parts
 from traceflow.report.savings import effect_parts, savings_parts
 from traceflow.report.sharding import sharding_parts
 from traceflow.report.slowdown import slowdown_parts
+from traceflow.report.split import split_parts
 from traceflow.report.tables import Rows, heading, left_out, printed
 from traceflow.report.units import UNKNOWN, duration_text, unit_for
 
@@ -262,6 +265,22 @@ def _collective_matmul(document: Document, top: int) -> Iterator[RenderableType]
     yield from collective_matmul_parts(document["result"], top)
 
 
+def _plan_compare(document: Document, top: int) -> Iterator[RenderableType]:
+    del top
+    yield _title("Plans of a layer", document)
+    yield from split_parts(document["result"])
+
+
+def _diff(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Difference", document)
+    yield from difference_parts(document["result"], top)
+
+
+def _check(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Check", document)
+    yield from gate_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -277,4 +296,7 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "collective-matmul": _collective_matmul,
     "budget": _budget,
     "plan": _plan,
+    "plan-compare": _plan_compare,
+    "diff": _diff,
+    "check": _check,
 }

@@ -1,0 +1,170 @@
+"""Collective matmul: whether products are cut into rounds so that sending hides behind them, and whether it does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.rings.checks import Flaw, flaws
+from traceflow.analyzers.rings.executed import Recorded, Walked, candidates_of, loops_of, walked
+from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop
+from traceflow.analyzers.window import Window
+from traceflow.program.module import Programs
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.trace.model import Trace
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_GRAVE = frozenset({"TF260", "TF261"})
+_NOTABLE_SHARE = 0.01  # of the window
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectiveMatmul:
+    """Products that are cut into rounds, those that could be, and whether cutting hides what is sent."""
+
+    kind: ClassVar[str] = "collective-matmul"
+    window: Window | None  # None where programs alone are known
+    loops: tuple[Loop, ...]
+    candidates: tuple[Candidate, ...]
+    findings: tuple[Finding, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+    notes: tuple[Note, ...] = ()
+
+    def to_dict(self) -> dict[str, Json]:
+        """The `result` object of the JSON contract."""
+        return {
+            "window": None if self.window is None else {**self.window.to_dict()},
+            "loops": [loop.to_dict() for loop in self.loops],
+            "candidates": [candidate.to_dict() for candidate in self.candidates],
+        }
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One row per round."""
+        import pandas as pd
+
+        return pd.DataFrame([{"loop": loop.name, **one.to_dict()} for loop in self.loops for one in loop.per_round])
+
+
+def collective_matmul(
+    trace: Trace,
+    programs: Programs,
+    found: Dependencies | None,
+    *,
+    step: int | None = None,
+    undivided: Recorded | None = None,
+) -> CollectiveMatmul:
+    """Find products that are cut into rounds, check each round, and measure how much of the sending is hidden.
+
+    A device that receives from the one after it has in round t the block of (index + t) mod N; the part of its other
+    operand that it multiplies with must be that of the same block. Where slices begin is computed from the program's
+    own instructions, for every device. Of executions in the window: overlapped = time of permutes that computation of
+    the same device covers; exposed = the rest; chunk efficiency = the time of one undivided product of as many FLOPs
+    / the sum of the rounds' products. The difference of two programs' times is no time of communication, and is never
+    given as one.
+
+    Args:
+        trace: The evidence.
+        programs: What the compiler arranged.
+        found: The dependencies of the trace; None where there is no trace.
+        step: Which step; the whole capture where None.
+        undivided: A run of the same product in one piece, to compare with.
+
+    Raises:
+        TraceflowError: TF104 without work, TF111 without such a step.
+    """
+    own = None if found is None else Recorded.of(trace, programs, found, step)
+    known = [one for key, module in programs.items() if (one := walked(key, module)) is not None]
+    loops = [pair for one in known for pair in loops_of(one, own, undivided)]
+    loops.sort(key=lambda pair: -(pair[0].exposed_ns or 0))
+    candidates = sorted((c for one in known for c in candidates_of(one, own)), key=_order)
+    window = own.window if own else None
+    return CollectiveMatmul(
+        window=window,
+        loops=tuple(loop for loop, _ in loops),
+        candidates=tuple(candidates),
+        findings=(
+            *(finding for loop, ring in loops for finding in _findings(loop, list(flaws(ring)))),
+            *_savings(candidates, window),
+        ),
+        skipped=tuple(_skipped(known, [loop for loop, _ in loops], candidates, programs)),
+        notes=found.notes if found else (),
+    )
+
+
+def _order(one: Candidate) -> tuple[int, int, int]:
+    return -(one.saved_ns or 0), -(one.exposed_ns or 0), -(one.bytes or 0)
+
+
+def _findings(loop: Loop, wrong: Sequence[Flaw]) -> Iterator[Finding]:
+    for flaw in wrong:
+        yield Finding(
+            code=flaw.code,
+            severity=Severity.ERROR if flaw.code in _GRAVE else Severity.WARNING,
+            title=f"{loop.name}: {flaw.title}",
+            provenance=Provenance.COMPILER,
+            suggestion=flaw.suggestion,
+            evidence={"loop": loop.name, "source": loop.source, **flaw.evidence},
+        )
+    if loop.verdict in _ADVICE:
+        code, title, suggestion = _ADVICE[loop.verdict]
+        yield Finding(
+            code=code,
+            severity=Severity.WARNING,
+            title=f"{loop.name}: {title}",
+            provenance=Provenance.MEASURED,
+            suggestion=suggestion,
+            cost_ns=loop.exposed_ns,
+            evidence={"loop": loop.name, "source": loop.source, "permute_ns": loop.permute_ns},
+        )
+
+
+_ADVICE = {
+    NOT_HIDDEN: (
+        "TF264",
+        "the product is cut into rounds, but its permutes do not hide behind them",
+        "see that permutes are asynchronous and start before the product of their round, or leave it in one piece",
+    ),
+    TOO_SMALL: (
+        "TF265",
+        "the products of its rounds are shorter than what is sent meanwhile",
+        "cut into fewer and larger pieces, send in both directions, or leave the product in one piece",
+    ),
+}
+
+
+def _savings(candidates: Sequence[Candidate], window: Window | None) -> Iterator[Finding]:
+    """What could be cut, where that saves a part of the window that is worth it."""
+    for one in candidates:
+        if window and one.saved_ns and one.saved_ns >= _NOTABLE_SHARE * window.duration_ns:
+            yield Finding(
+                code="TF266",
+                severity=Severity.INFO,
+                title=f"{one.collective} could be sent in pieces while {one.matmul} multiplies them",
+                provenance=Provenance.MODELLED,
+                suggestion="cut the product into one round per device (a collective matmul); pieces multiply less well "
+                "than the whole, which this does not count",
+                cost_ns=one.saved_ns,
+                evidence={"program": one.program, "source": one.source, "exposed_ns": one.exposed_ns},
+            )
+
+
+def _skipped(
+    known: Sequence[Walked], loops: Sequence[Loop], candidates: Sequence[Candidate], programs: Programs
+) -> Iterator[Skipped]:
+    if not programs:
+        yield Skipped("/result/loops", "the capture holds no compiled program")
+    yield from (Skipped("/result/loops", f"the loops of {one.module.name} run too often") for one in known if one.long)
+    if any(loop.verdict == SOURCE_ORDER for loop in loops):
+        names = ("exposed_ns", "overlapped_share", "matmul_ns")
+        reason = "the trace holds no execution of its permutes and products"
+        yield from (Skipped(f"/result/loops/*/{name}", reason) for name in names)
+    if any(loop.chunk_efficiency_ratio is None for loop in loops):
+        reason = "no undivided product of as many FLOPs was executed in what was read"
+        yield Skipped("/result/loops/*/chunk_efficiency_ratio", reason)
+    if any(one.exposed_ns is None for one in candidates):
+        reason = "the trace holds no execution of the collective and of the product"
+        yield from (Skipped(f"/result/candidates/*/{name}", reason) for name in ("exposed_ns", "saved_ns"))

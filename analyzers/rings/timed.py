@@ -1,0 +1,146 @@
+"""When the products and permutes of a ring ran, and how much of the sending nothing hid."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from traceflow.analyzers.communication import Participant
+from traceflow.analyzers.matching import Matches
+from traceflow.analyzers.rings.rounds import Ring
+from traceflow.analyzers.window import Window
+from traceflow.intervals import Intervals, union
+from traceflow.program.module import HloModule
+from traceflow.trace.model import ABSENT, Int64, Trace
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """One execution: from start to end, and from when on everything that it needs was there."""
+
+    start_ns: int
+    end_ns: int
+    ready_ns: int
+    event: int  # that ends it
+
+    @property
+    def duration_ns(self) -> int:
+        """From start to end."""
+        return self.end_ns - self.start_ns
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """What one participant did for a ring within a window: executions by event of the ring."""
+
+    participant: Participant
+    spans: Mapping[int, Sequence[Span]]
+    compute: Intervals
+
+    def permutes(self, numbers: Iterable[int]) -> tuple[int, int, int]:
+        """How long one of some permutes at least was under way, the part that no computation hides, and transfers.
+
+        The last is the sum of their durations without waiting for others.
+        """
+        spans = [span for number in numbers for span in self.spans.get(number, ())]
+        busy = union([span.start_ns for span in spans], [span.end_ns for span in spans])
+        transfers = sum(span.end_ns - span.ready_ns for span in spans)
+        return busy.total_ns, (busy - self.compute).total_ns, transfers
+
+    def product_ns(self, number: int) -> int:
+        """All executions of a product."""
+        return sum(span.duration_ns for span in self.spans.get(number, ()))
+
+    def executions(self, numbers: Iterable[int]) -> int:
+        """How often the ring ran."""
+        return min((len(self.spans.get(number, ())) for number in numbers), default=0)
+
+
+@dataclass
+class Timed:
+    """The executions of the instructions of one program in a window, by participant."""
+
+    trace: Trace
+    matches: Matches
+    program: int  # by what the trace calls it
+    module: HloModule
+    window: Window
+    compute: Mapping[Participant, Intervals]
+    _spans: dict[Participant, dict[int, list[tuple[int, Span]]]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._spans = defaultdict(lambda: defaultdict(list))
+        for who, row, run, span in self._executions():
+            self._spans[who][row].append((run, span))
+
+    def of(self, ring: Ring) -> Iterator[Times]:
+        """The times of a ring on every participant that has any.
+
+        Where an instruction is in the trace within what runs it, the innermost of both counts. Of a loop, the
+        executions of an instruction belong to its rounds in turn.
+        """
+        numbers: dict[tuple[int, ...], list[int]] = defaultdict(list)
+        for number in (*ring.products, *ring.permutes):
+            numbers[ring.walk.events[number].rows].append(number)
+        for who, by_row in self._spans.items():
+            spans: dict[int, list[Span]] = {}
+            for rows, own in numbers.items():
+                row = next((row for row in rows if row in by_row), None)
+                if row is not None:
+                    spans |= _in_turn(own, by_row[row])
+            if spans:
+                yield Times(who, spans, self.compute.get(who, union([], [])))
+
+    def of_row(self, *rows: int) -> dict[Participant, list[Span]]:
+        """Executions of one instruction, or else of what runs it, the innermost first."""
+        found = {}
+        for who, by_row in self._spans.items():
+            at = next((row for row in rows if row in by_row), None)
+            if at is not None:
+                found[who] = [span for _, span in by_row[at]]
+        return found
+
+    def _executions(self) -> Iterator[tuple[Participant, int, int, Span]]:
+        """Executions in the window; of an asynchronous pair one, from its start to its end."""
+        hlo, events = self.trace.hlo, self.trace.events
+        start, end = events.start_ns[hlo.event], events.end_ns[hlo.event]
+        here = (hlo.program == self.program) & (hlo.instruction >= 0)
+        rows = np.flatnonzero(here & (start >= self.window.start_ns) & (start < self.window.end_ns))
+        rows = rows[np.argsort(start[rows], kind="stable")]
+        ready = self._ready()
+        open_: dict[tuple[Participant, int, int], list[tuple[int, int]]] = defaultdict(list)
+        for at in rows.tolist():
+            event, row, run = int(hlo.event[at]), int(hlo.instruction[at]), int(hlo.run[at])
+            who, begun = self._participant(event), self.module.start_of(row)
+            start_ns, end_ns, ready_ns = int(start[at]), int(end[at]), int(ready[event])
+            if begun != row and open_[who, begun, run]:
+                start_ns, arrived_ns = open_[who, begun, run].pop(0)
+                ready_ns = max(ready_ns, arrived_ns)
+            elif self.module.opcode[row].endswith("-start"):
+                open_[who, row, run].append((start_ns, ready_ns))
+                continue
+            yield who, begun, run, Span(start_ns, end_ns, min(max(ready_ns, start_ns), end_ns), event)
+
+    def _participant(self, event: int) -> Participant:
+        lane = self.trace.events.lane[event]
+        device = int(self.trace.lanes.device[lane])
+        return int(self.trace.lanes.rank[lane]), None if device == ABSENT else device
+
+    def _ready(self) -> Int64:
+        """Per event, when the last participant that a call needs had come; 0 where that is not known."""
+        ready = np.zeros(len(self.trace.events), np.int64)
+        ready[self.trace.communications.event] = self.matches.last_ns
+        return ready
+
+
+def _in_turn(numbers: Sequence[int], executed: Sequence[tuple[int, Span]]) -> dict[int, list[Span]]:
+    """Executions of one instruction, dealt to the events that it stands for, run by run."""
+    dealt: dict[int, list[Span]] = {number: [] for number in numbers}
+    count: dict[int, int] = defaultdict(int)
+    for run, span in executed:
+        dealt[numbers[count[run] % len(numbers)]].append(span)
+        count[run] += 1
+    return dealt

@@ -1,0 +1,105 @@
+"""Products that are cut into rounds, for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from rich.text import Text
+
+from traceflow.report.names import where
+from traceflow.report.tables import Rows, heading, left_out
+from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Row: TypeAlias = Mapping[str, Any]
+
+_FITS = {True: "yes", False: "no", None: UNKNOWN}
+_SHOWN = 8  # devices whose blocks a row lists
+
+
+def collective_matmul_parts(result: Row, top: int) -> Iterator[RenderableType]:
+    """Each loop with its rounds, then the collectives that could be hidden in one.
+
+    Args:
+        result: The `result` of `traceflow show collective-matmul`.
+        top: Longest tables, in rows.
+    """
+    loops = result["loops"]
+    if not loops:
+        yield Text("No product is cut into rounds.")
+    for loop in loops[:top]:
+        yield from _loop(loop, top)
+    yield from left_out(loops, top, "loops")
+    yield from _candidates(result["candidates"], top)
+
+
+def _loop(loop: Row, top: int) -> Iterator[RenderableType]:
+    yield heading(f"{loop['name']}: {loop['verdict']}")
+    sent = UNKNOWN if loop["permute_bytes"] is None else size_text(loop["permute_bytes"])
+    rounds = UNKNOWN if loop["rounds"] is None else loop["rounds"]
+    written = f", {PurePosixPath(loop['source']).name}" if loop["source"] else ""
+    travels = f", {loop['travels']} travel" if loop["travels"] else ""
+    told = (rounds, loop["permutes"], sent, loop["form"])
+    yield Text("{} rounds, {} permutes, {} sent by each device; {}".format(*told) + travels + written)
+    if loop["participant"] is not None:
+        yield Text(_times(loop))
+    if loop["per_round"]:
+        yield from _rounds(loop["per_round"], top)
+
+
+def _times(loop: Row) -> str:
+    ratio = loop["chunk_efficiency_ratio"]
+    efficiency = "" if ratio is None else f"; in one piece the product takes {ratio:.2f} of the time of its rounds"
+    exposed = share_text(loop["exposed_ns"], loop["permute_ns"])
+    return (
+        f"{where(loop['participant'])}, {loop['executions']} executions: permutes {duration_text(loop['permute_ns'])}, "
+        f"exposed {duration_text(loop['exposed_ns'])} ({exposed}); products {duration_text(loop['matmul_ns'])}{efficiency}"
+    )
+
+
+def _rounds(rounds: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    unit = unit_for(ns for one in rounds for ns in (one["permute_ns"], one["product_ns"]))
+    rows = [
+        (
+            str(one["round"]),
+            _listed([str(device) for device in one["block"]]),
+            "whole" if one["rows"] is None else _listed([str(begin) for begin, _ in one["rows"]]),
+            _FITS[one["matches"]],
+            UNKNOWN if one["sent_bytes"] is None else size_text(one["sent_bytes"]),
+            unit.text(one["permute_ns"]) if one["permute"] else "",
+            unit.text(one["exposed_ns"]) if one["permute"] else "",
+            unit.text(one["product_ns"]),
+            one["product"],
+        )
+        for one in rounds[:top]
+    ]
+    yield heading(f"Rounds (blocks and where rows begin per device; {unit.name})")
+    yield Rows(("round", "block of", "rows from", "fit", "sent", "permute", "exposed", "product", "name"), rows)
+    yield from left_out(rounds, top, "rounds")
+
+
+def _listed(values: Sequence[str]) -> str:
+    return " ".join(values[:_SHOWN]) + (" ..." if len(values) > _SHOWN else "")
+
+
+def _candidates(candidates: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    if not candidates:
+        return
+    unit = unit_for(ns for one in candidates for ns in (one["exposed_ns"], one["matmul_ns"]))
+    rows = [
+        (
+            unit.text(one["saved_ns"]),
+            unit.text(one["exposed_ns"]),
+            unit.text(one["matmul_ns"]),
+            UNKNOWN if one["bytes"] is None else size_text(one["bytes"]),
+            f"{one['collective']} and {one['matmul']} {PurePosixPath(one['source']).name}",
+        )
+        for one in candidates[:top]
+    ]
+    yield heading(f"Could be cut into rounds ({unit.name}; saved is modelled by replay)")
+    yield Rows(("saved", "exposed", "product", "bytes", "name"), rows)
+    yield from left_out(candidates, top, "others")
