@@ -27,6 +27,7 @@ _HLO_NAMES = (
     (r"all_?gather", "all-gather"),
     (r"reduce_?scatter", "reduce-scatter"),
     (r"all_?to_?all", "all-to-all"),
+    (r"collective_?permute", "collective-permute"),
     (r"broadcast", "collective-broadcast"),
     (r"send", "send"),
     (r"recv", "recv"),
@@ -210,8 +211,19 @@ def _call(trace: Trace, event: int, row: int | None) -> _Call:
     return _Call(name, operation, int(c.payload_bytes[row]), members)
 
 
+def hlo_operation(name: str) -> str:
+    """A communication operation as HLO names it, empty where HLO has none such.
+
+    Example:
+        >>> hlo_operation("_allgather_base"), hlo_operation("all-to-all"), hlo_operation("barrier")
+        ('all-gather', 'all-to-all', '')
+    """
+    plain = name.lower().replace("-", "_")
+    return next((hlo for pattern, hlo in _HLO_NAMES if re.search(pattern, plain)), "")
+
+
 def _collective_cost(call: _Call) -> Cost:
-    operation = next((hlo for pattern, hlo in _HLO_NAMES if re.search(pattern, call.operation.lower())), "")
+    operation = hlo_operation(call.operation)
     if call.payload_bytes < 0 or not operation or (call.members < 1 and operation not in {"send", "recv"}):
         return Cost(missing={"bytes": _NO_PAYLOAD, "sent_bytes": _NO_PAYLOAD})
     members = call.members if call.members > 0 else 2

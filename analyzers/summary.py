@@ -201,22 +201,35 @@ def _told(trace: Trace) -> list[_Told]:
     ]
 
 
-def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:
-    """Per step the slowest rank counts."""
-    slowest: dict[int, int] = {}
+def steady_steps(steps: tuple[Step, ...]) -> dict[int, tuple[int, int]]:
+    """Steps that all ranks mark and in which nothing was compiled: when the first rank began, how long the slowest took.
+
+    Args:
+        steps: As a summary has them.
+
+    Returns:
+        By step, (start, duration) in ns.
+    """
+    steady: dict[int, tuple[int, int]] = {}
     disturbed = {step.step for step in steps if step.compiled} | _partial(steps)
     for step in steps:
         if step.step not in disturbed:
-            slowest[step.step] = max(slowest.get(step.step, 0), step.duration_ns)
-    if not slowest:
+            start_ns, duration_ns = steady.get(step.step, (step.start_ns, 0))
+            steady[step.step] = min(start_ns, step.start_ns), max(duration_ns, step.duration_ns)
+    return steady
+
+
+def _steady_state(steps: tuple[Step, ...]) -> SteadyState | None:
+    steady = steady_steps(steps)
+    if not steady:
         return None
-    durations = np.array(list(slowest.values()))
+    durations = np.array([duration_ns for _, duration_ns in steady.values()])
     return SteadyState(
         len(durations),
         int(np.median(durations)),
         int(durations.min()),
         int(durations.max()),
-        _period_ns(steps, slowest),
+        _period_ns({step: start_ns for step, (start_ns, _) in steady.items()}),
     )
 
 
@@ -229,13 +242,9 @@ def _partial(steps: tuple[Step, ...]) -> set[int]:
     return {step for step, marked in ranks.items() if marked != everywhere}
 
 
-def _period_ns(steps: tuple[Step, ...], steady: Mapping[int, int]) -> int | None:
+def _period_ns(starts_ns: Mapping[int, int]) -> int | None:
     """Median time between the starts of steady steps that follow one another."""
-    starts: dict[int, int] = {}
-    for step in steps:
-        if step.step in steady:
-            starts[step.step] = min(starts.get(step.step, step.start_ns), step.start_ns)
-    periods = [starts[step + 1] - start for step, start in starts.items() if step + 1 in starts]
+    periods = [starts_ns[step + 1] - start for step, start in starts_ns.items() if step + 1 in starts_ns]
     return int(np.median(periods)) if periods else None
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from traceflow.analyzers.changes import Drop, Scale
+    from traceflow.asking import check, diff
     from traceflow.errors import TraceflowError
     from traceflow.instrumenting import instrument
     from traceflow.moe_hooks import watch_moe
@@ -38,6 +39,8 @@ __all__ = [
     "Trace",
     "TraceflowError",
     "__version__",
+    "check",
+    "diff",
     "instrument",
     "moe",
     "open",
@@ -51,6 +54,8 @@ _HOMES = {
     "Run": ("traceflow.run", "Run"),
     "Trace": ("traceflow.trace.model", "Trace"),
     "TraceflowError": ("traceflow.errors", "TraceflowError"),
+    "check": ("traceflow.asking", "check"),
+    "diff": ("traceflow.asking", "diff"),
     "instrument": ("traceflow.instrumenting", "instrument"),
     "moe": ("traceflow.routed", "moe"),
     "open": ("traceflow.run", "open_run"),

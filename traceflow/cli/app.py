@@ -6,10 +6,13 @@ from typing import Annotated
 
 import typer
 
+from traceflow.cli.check import check
 from traceflow.cli.demo import demo
+from traceflow.cli.diff import diff
 from traceflow.cli.explain import explain
 from traceflow.cli.options import verb
 from traceflow.cli.plan import plan
+from traceflow.cli.plan_compare import plan_compare
 from traceflow.cli.report import report
 from traceflow.cli.run import run
 from traceflow.cli.show import show
@@ -45,5 +48,8 @@ app.command(context_settings={"allow_interspersed_args": False})(verb(run))
 app.command()(verb(report))
 app.add_typer(show, name="show")
 app.command("what-if")(verb(what_if))
+app.command()(verb(diff))
+app.command()(verb(check))
+plan.command("compare")(verb(plan_compare))
 app.add_typer(plan, name="plan")
 app.command()(verb(explain))

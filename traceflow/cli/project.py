@@ -20,10 +20,16 @@ def project_communication() -> list[str]:
     Raises:
         TraceflowError: TF112 when the file is no TOML, or `communication` in it no list of strings.
     """
-    patterns = _settings().get("communication", [])
-    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
-        raise _unusable("communication in [tool.traceflow] is no list of strings")
-    return patterns
+    return _strings("communication")
+
+
+def project_requirements() -> list[str]:
+    """What a project requires of every run that is checked; nothing where it says nothing.
+
+    Raises:
+        TraceflowError: TF112 when `require` is no list of strings.
+    """
+    return _strings("require")
 
 
 def hardware_named(name: str) -> Hardware:
@@ -39,6 +45,13 @@ def hardware_named(name: str) -> Hardware:
         return msgspec.convert(described[name], _Described).hardware(name)
     except msgspec.ValidationError as error:
         raise _unusable(f"[tool.traceflow.hardware.{name}]: {error}") from error
+
+
+def _strings(key: str) -> list[str]:
+    listed = _settings().get(key, [])
+    if not isinstance(listed, list) or not all(isinstance(one, str) for one in listed):
+        raise _unusable(f"{key} in [tool.traceflow] is no list of strings")
+    return listed
 
 
 _Rate = Annotated[float, msgspec.Meta(gt=0)]

@@ -195,4 +195,10 @@ REFUSALS = (
         "Sizes of a model or of its batch that none can have, or the name of a way to train that is not known.",
         "Give positive sizes, at most as many experts per token as there are, and one of the names that are listed.",
     ),
+    Code(
+        "TF151",
+        "no such split of a layer",
+        "The sizes of a layer cannot be divided among the devices that are to share it.",
+        "Choose rows and a hidden size that are multiples of the number of devices, and an element type such as bf16.",
+    ),
 )

@@ -22,6 +22,9 @@ KINDS = (
     "sharding",
     "collective-matmul",
     "plan",
+    "plan-compare",
+    "diff",
+    "check",
 )
 """The results that have a schema."""
 

@@ -1,0 +1,133 @@
+"""What runs are asked together: one against another, and one against limits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from traceflow.errors import TraceflowError
+from traceflow.run import Run, open_run
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.comparison import Diff
+    from traceflow.analyzers.comparison.claims import Claim
+    from traceflow.analyzers.comparison.observation import Observation
+    from traceflow.analyzers.gate import Answer, Check, Requirement
+
+ATOL, RTOL = 1e-8, 1e-5
+
+
+def diff(
+    a: Run | str | Path,
+    b: Run | str | Path,
+    claims: Iterable[str | Claim] = (),
+    *,
+    atol: float = ATOL,
+    rtol: float = RTOL,
+) -> Diff:
+    """Compare two runs; see :func:`traceflow.analyzers.comparison.diff`.
+
+    Args:
+        a: The reference, opened or as `tf.open` takes it.
+        b: What is compared with it.
+        claims: What is said to have changed, such as ``"less all-gather bytes"`` or ``"exposed_share < 0.05"``.
+        atol: What recorded outputs may differ by.
+        rtol: What they may differ by in relation to those of a.
+
+    Raises:
+        ExpressionError: For a claim that cannot be understood, before anything is read.
+        TraceflowError: where a run cannot be read or explained.
+
+    Example:
+        >>> import traceflow as tf
+        >>> tf.diff("runs/before", "runs/after", ["less step time"]).verdict   # doctest: +SKIP
+        'faster'
+    """
+    from traceflow.analyzers.comparison import diff as compare
+    from traceflow.analyzers.comparison.claims import read_claim
+
+    read = [read_claim(claim) if isinstance(claim, str) else claim for claim in claims]
+    return compare(observation(_opened(a)), observation(_opened(b)), read, atol=atol, rtol=rtol)
+
+
+def observation(run: Run) -> Observation:
+    """What a run shows of everything that is compared.
+
+    Args:
+        run: A run with a trace.
+    """
+    from traceflow.analyzers.comparison import observe
+    from traceflow.outputs import recorded_outputs
+
+    outputs = recorded_outputs(Path(run.inputs[0]))
+    return observe(run.trace, run.dependencies, run.programs, run.summary(), run.memory(), outputs)
+
+
+def check(
+    run: Run | str | Path,
+    require: Sequence[str | Requirement],
+    *,
+    baseline: Run | str | Path | None = None,
+    step: int | None = None,
+) -> Check:
+    """Hold figures of a run against limits; see :func:`traceflow.analyzers.gate.gate`.
+
+    Args:
+        run: What is checked, opened or as `tf.open` takes it.
+        require: Expressions such as ``"exposed_share < 0.15"`` or ``"live_peak_bytes <= 1.02 * baseline"``.
+        baseline: What `baseline` means in them.
+        step: Which step, for the questions that can be asked of one; the whole capture where None.
+
+    Raises:
+        ExpressionError: For an expression that cannot be understood, before anything is read.
+        TraceflowError: where a run cannot be read.
+
+    Example:
+        >>> import traceflow as tf
+        >>> tf.check("runs/a", ["exposed_share < 0.15"]).passed   # doctest: +SKIP
+        True
+    """
+    from traceflow.analyzers.gate import gate, read_requirement
+
+    with_baseline = baseline is not None
+    read = [read_requirement(one, with_baseline=with_baseline) if isinstance(one, str) else one for one in require]
+    answers = _answers(_opened(run), read, step, of_baseline=False)
+    if baseline is None:
+        return gate(read, answers)
+    return gate(read, answers, _answers(_opened(baseline), read, step, of_baseline=True))
+
+
+def _opened(run: Run | str | Path) -> Run:
+    return run if isinstance(run, Run) else open_run(run)
+
+
+def _answers(
+    run: Run, requirements: Sequence[Requirement], step: int | None, *, of_baseline: bool
+) -> Mapping[str, Answer]:
+    """What a run says to the questions that the requirements need, each asked once."""
+    kinds = [path.kind for one in requirements for path, of in one.figures.values() if of is of_baseline]
+    return {kind: _answer(run, kind, step) for kind in dict.fromkeys(kinds)}
+
+
+_OF_A_STEP = frozenset(
+    {"critical-path", "communication", "stragglers", "budget", "sharding", "moe", "collective-matmul"}
+)
+
+
+def _answer(run: Run, kind: str, step: int | None) -> Answer:
+    from traceflow.analyzers.gate import Answer
+
+    ask = getattr(run, kind.replace("-", "_"))
+    try:
+        if kind == "critical-path":
+            result = ask(step=step, slack=True)
+        else:
+            result = ask(step=step) if kind in _OF_A_STEP else ask()
+    except TraceflowError as error:
+        if error.code == "TF111":  # the step was named by the user
+            raise
+        return Answer(None, reason=f"{error.what}: {error.why}")
+    return Answer(result.to_dict(), [msgspec.to_builtins(one) for one in result.skipped])

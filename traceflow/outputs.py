@@ -1,0 +1,51 @@
+"""Recorded outputs: what a program computed, kept in its capture, so that another run can be compared with it.
+
+A program keeps them with ``recorder.attach("outputs.npz", {"loss": loss, "logits": logits})``, arrays by name. Each
+process has a file of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from traceflow.errors import TraceflowError
+
+NAME = "outputs.npz"
+_FILE = re.compile(rf"rank(\d+)\.{re.escape(NAME)}")
+
+
+def recorded_outputs(capture: Path) -> dict[str, NDArray[Any]] | None:
+    """The outputs in a capture by name, those of several ranks as `rank/name`; None where none were recorded.
+
+    Nothing in the files is executed: pickled objects are refused.
+
+    Args:
+        capture: A folder; anything else holds no outputs.
+
+    Raises:
+        TraceflowError: TF103 where a file cannot be read.
+    """
+    files = (
+        sorted(file for file in capture.glob(f"rank*.{NAME}") if _FILE.fullmatch(file.name)) if capture.is_dir() else []
+    )
+    several = len(files) > 1
+    outputs: dict[str, NDArray[Any]] = {}
+    for file in files:
+        rank = int(file.name[4:].split(".")[0])
+        for name, values in _read(file).items():
+            outputs[f"{rank}/{name}" if several else name] = values
+    return outputs if files else None
+
+
+def _read(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            return {name: stored[name] for name in stored.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error
