@@ -219,7 +219,8 @@ def record_moe(
 ) -> tuple[Path, ...]:
     """Record training in several variants: of all, the captures `path/capacity`, `path/ragged` and `path/masked`.
 
-    Every step takes another batch and fetches its loss, which must be the reference's within `TOLERANCE`. How the
+    Every step takes another batch and fetches its loss, which must be the reference's within `TOLERANCE`; the losses
+    are laid into the capture as `outputs.npz`. How the
     tokens were routed stays on the devices until the recording is over, and is then laid into the capture as
     `routing.npz`. Its arrays, with T steps (those of the warm-up included), N devices and E experts:
 
@@ -256,7 +257,7 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
     from traceflow.recording import record
 
     train = train_step(variant, mesh, size)
-    weights, routings = place_weights(mesh, initial_weights(size)), []
+    weights, routings, fetched = place_weights(mesh, initial_weights(size)), [], []
     batches = [place_rows(mesh, *batch(size, number)) for number in range(steps)]
     losses = _reference_losses(size, mesh.size, steps, drop=variant == "capacity")
     started_ns = time.time_ns()
@@ -268,6 +269,8 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
             _tell(variant, size, mesh.size, routing)
             routings.append(routing)
             check_loss(path, found, expected, tolerance=TOLERANCE)
+            fetched.append(found)
+        recorder.attach("outputs.npz", {"loss": np.array(fetched)})
     if recorded_since(path, started_ns):
         _save(path / ROUTING, variant, size, process_allgather(routings, tiled=True))
 
