@@ -115,13 +115,14 @@ def returned_gradients(p: Partitioning) -> frozenset[int]:
         return frozenset()
     sharded = fully_sharded(p)
     gathers = [c for c in p.collectives if c.operation == "all-gather" and (c.row in sharded or expected(p, c))]
-    pieces = {(_axes_of(c), size) for c in gathers for size in _operand_sizes(module, c.row)}
+    pieces = [(c.row, _axes_of(c), size) for c in gathers for size in _operand_sizes(module, c.row)]
     return frozenset(
         c.row
         for c in p.collectives
         if c.operation == "all-reduce" and "transpose(" in module.operation_name[c.row]
         for size in cut_to(p, c.row)
-        if (_axes_of(c), _size(size)) in pieces
+        for gather, axes, piece in pieces
+        if (_axes_of(c), _size(size)) == (axes, piece) and c.row not in p.flow.before(gather)
     )
 
 
