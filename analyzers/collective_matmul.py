@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.rings.checks import Flaw, flaws
 from traceflow.analyzers.rings.executed import Recorded, Walked, candidates_of, loops_of, walked
+from traceflow.analyzers.rings.operators import operator_loops
 from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop
 from traceflow.analyzers.window import Window
 from traceflow.program.module import Programs
@@ -78,19 +79,21 @@ def collective_matmul(
     """
     own = None if found is None else Recorded.of(trace, programs, found, step)
     known = [one for key, module in programs.items() if (one := walked(key, module)) is not None]
-    loops = [pair for one in known for pair in loops_of(one, own, undivided)]
-    loops.sort(key=lambda pair: -(pair[0].exposed_ns or 0))
+    rings = [pair for one in known for pair in loops_of(one, own, undivided)]
+    loops = [loop for loop, _ in rings] + (list(operator_loops(own, undivided)) if own else [])
+    loops.sort(key=lambda loop: -(loop.exposed_ns or 0))
     candidates = sorted((c for one in known for c in candidates_of(one, own)), key=_order)
     window = own.window if own else None
     return CollectiveMatmul(
         window=window,
-        loops=tuple(loop for loop, _ in loops),
+        loops=tuple(loops),
         candidates=tuple(candidates),
         findings=(
-            *(finding for loop, ring in loops for finding in _findings(loop, list(flaws(ring)))),
+            *(finding for loop, ring in rings for finding in _wrong(loop, flaws(ring))),
+            *(finding for loop in loops for finding in _exposed(loop)),
             *_savings(candidates, window),
         ),
-        skipped=tuple(_skipped(known, [loop for loop, _ in loops], candidates, programs)),
+        skipped=tuple(_skipped(known, loops, candidates)),
         notes=found.notes if found else (),
     )
 
@@ -99,7 +102,7 @@ def _order(one: Candidate) -> tuple[int, int, int]:
     return -(one.saved_ns or 0), -(one.exposed_ns or 0), -(one.bytes or 0)
 
 
-def _findings(loop: Loop, wrong: Sequence[Flaw]) -> Iterator[Finding]:
+def _wrong(loop: Loop, wrong: Iterable[Flaw]) -> Iterator[Finding]:
     for flaw in wrong:
         yield Finding(
             code=flaw.code,
@@ -109,6 +112,9 @@ def _findings(loop: Loop, wrong: Sequence[Flaw]) -> Iterator[Finding]:
             suggestion=flaw.suggestion,
             evidence={"loop": loop.name, "source": loop.source, **flaw.evidence},
         )
+
+
+def _exposed(loop: Loop) -> Iterator[Finding]:
     if loop.verdict in _ADVICE:
         code, title, suggestion = _ADVICE[loop.verdict]
         yield Finding(
@@ -152,15 +158,16 @@ def _savings(candidates: Sequence[Candidate], window: Window | None) -> Iterator
             )
 
 
-def _skipped(
-    known: Sequence[Walked], loops: Sequence[Loop], candidates: Sequence[Candidate], programs: Programs
-) -> Iterator[Skipped]:
-    if not programs:
-        yield Skipped("/result/loops", "the capture holds no compiled program")
+def _skipped(known: Sequence[Walked], loops: Sequence[Loop], candidates: Sequence[Candidate]) -> Iterator[Skipped]:
+    if not known:
+        reason = "without a program that communicates and multiplies it is not known what products are made of"
+        yield Skipped("/result/candidates", reason)
+        if any(loop.per_round for loop in loops):
+            yield Skipped("/result/loops/*/per_round/*/rows", reason)
     yield from (Skipped("/result/loops", f"the loops of {one.module.name} run too often") for one in known if one.long)
     if any(loop.verdict == SOURCE_ORDER for loop in loops):
         names = ("exposed_ns", "overlapped_share", "matmul_ns")
-        reason = "the trace holds no execution of its permutes and products"
+        reason = "no execution of its permutes and products is in the trace, or they are one operator"
         yield from (Skipped(f"/result/loops/*/{name}", reason) for name in names)
     if any(loop.chunk_efficiency_ratio is None for loop in loops):
         reason = "no undivided product of as many FLOPs was executed in what was read"

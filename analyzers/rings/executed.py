@@ -143,13 +143,27 @@ def _round(ring: Ring, one: Round, times: Times | None) -> RoundTime:
 
 
 def _verdict(ring: Ring, times: Times | None) -> str:
-    """What a participant's times say; too small is what products could not hide if they ran beside it all the time."""
     if times is None:
         return SOURCE_ORDER
-    permute_ns, exposed_ns, transfer_ns = times.permutes(ring.permutes)
+    return verdict(*times.permutes(ring.permutes), sum(times.product_ns(r.product) for r in ring.rounds if r.hides))
+
+
+def verdict(permute_ns: int, exposed_ns: int, transfer_ns: int, hiding_ns: int) -> str:
+    """What the times of a ring say.
+
+    Args:
+        permute_ns: How long one permute at least was under way.
+        exposed_ns: The part that no computation covers.
+        transfer_ns: Permutes without waiting for others.
+        hiding_ns: Products that may run meanwhile: too small are rounds whose products are so much shorter than
+            transfers that this is half of what is exposed.
+
+    Example:
+        >>> verdict(100, 5, 100, 200), verdict(100, 60, 100, 90), verdict(100, 60, 100, 20)
+        ('hidden', 'decomposed but not hidden', 'chunks too small')
+    """
     if exposed_ns <= _NEGLIGIBLE * permute_ns:
         return HIDDEN
-    hiding_ns = sum(times.product_ns(one.product) for one in ring.rounds if one.hides)
     return TOO_SMALL if 2 * (transfer_ns - hiding_ns) >= exposed_ns else NOT_HIDDEN
 
 

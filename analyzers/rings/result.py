@@ -24,7 +24,7 @@ class RoundTime:
     begins: tuple[int, ...] | None  # per device, where the part begins that it uses of its own operand
     length: int | None  # of that part
     matches: bool | None  # whether block and part belong together
-    sent_bytes: int  # by each device, in the permute
+    sent_bytes: int | None  # by each device, in the permute
     permute_ns: int | None
     exposed_ns: int | None
     product_ns: int | None
@@ -58,13 +58,13 @@ class Loop:
     """A product that is cut into rounds. Times are sums over the window, on the participant with most exposed."""
 
     name: str
-    program: str
-    form: str  # unrolled or loop
-    travels: str  # blocks or sums
-    devices: int  # of one ring
-    rounds: int
-    permutes: int
-    permute_bytes: int  # sent by each device in one execution
+    program: str | None  # None where operators make the rounds
+    form: str  # unrolled or loop, in a program; operators; fused, where one operator does all
+    travels: str | None  # blocks or sums
+    devices: int | None  # of one ring
+    rounds: int | None
+    permutes: int | None
+    permute_bytes: int | None  # sent by each device in one execution
     per_round: tuple[RoundTime, ...]
     participant: Participant | None
     executions: int | None

@@ -67,7 +67,9 @@ def _rounds(rounds: Sequence[Row], top: int) -> Iterator[RenderableType]:
         (
             str(one["round"]),
             _listed([str(device) for device in one["block"]]),
-            "whole" if one["rows"] is None else _listed([str(begin) for begin, _ in one["rows"]]),
+            (UNKNOWN if one["matches"] is None else "whole")
+            if one["rows"] is None
+            else _listed([str(begin) for begin, _ in one["rows"]]),
             _FITS[one["matches"]],
             UNKNOWN if one["sent_bytes"] is None else size_text(one["sent_bytes"]),
             unit.text(one["permute_ns"]) if one["permute"] else "",
