@@ -299,6 +299,35 @@ def test_optimizers_move_gradients_differently() -> None:
     assert found["muon"][2] == ("expert_muon_exchange", "all-to-all", "EDP", held * 2)
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "dtype", "state_bytes"),
+    [
+        ("replicated", "bf16", 240 * 3 * 4),  # a copy in f32 and two moments
+        ("replicated", "f32", 240 * 2 * 4),
+        ("distributed", "bf16", 120 * 3 * 4),  # EDP 2 shares it
+        ("muon", "bf16", 120 * 2 * 4),
+        ("muon", "f32", 120 * 1 * 4),
+    ],
+)
+def test_states_of_optimizers(optimizer: str, dtype: str, state_bytes: int) -> None:
+    model = Model(hidden=4, experts=4, topk=1, expert_hidden=5, layers=3, dtype=dtype, mtp_layers=1)
+    plan = plan_step(ParallelPlan(world=8, pp=2, ep=2), model, None, Training(optimizer=optimizer))
+    rows = {(row.name, row.of): row.parameters for row in plan.weights}
+    assert rows["routed_experts", "a layer"] == rows["routed_experts", "1 MTP layers"] == 120
+    assert rows["routed_experts", "a stage of 2 layers"] == 240
+    assert {row.bytes for row in plan.weights if row.name == "routed_experts_gradients"} == {240 * 4}
+    assert {row.bytes for row in plan.weights if row.name == "routed_experts_optimizer"} == {state_bytes}
+
+
+def test_gathered_weights_leave_samples_apart_unless_they_share_sequences() -> None:
+    model, batch = V4_PRO.model, Batch(sequence=64, micro_batch=2, global_batch=128)
+    apart, shared = (
+        plan_step(ParallelPlan(world=16, gtp=4, cp=2, gtp_sequence_shards=shards), model, batch) for shards in (1, 4)
+    )
+    assert (apart.parallel.batch_parallel, apart.micro_batches) == (8, 8)
+    assert (shared.parallel.batch_parallel, shared.micro_batches) == (2, 32)
+
+
 def test_copies_of_hot_experts_cost_their_weights() -> None:
     model = Model(hidden=4, experts=4, topk=1, expert_hidden=5)
     plan = plan_step(ParallelPlan(world=2, ep=2), model, Batch(sequence=4), Training(virtual_experts=3))

@@ -57,6 +57,21 @@ def test_weights_that_are_gathered_may_share_a_sequence() -> None:
     assert (plan.context_parallel_runtime, plan.data_parallel, plan.batch_parallel) == (128, 1, 1)
 
 
+def test_weights_that_are_gathered_count_after_tp_where_the_order_does_not_name_them() -> None:
+    sizes = {"world": 16, "tp": 2, "gtp": 2, "cp": 2, "etp": 2, "egtp": 4, "ep": 2}
+    short, long = (ParallelPlan(**sizes, order=order) for order in ("tp-cp-ep-dp-pp", "tp-gtp-cp-ep-dp-pp"))  # type: ignore[arg-type]
+    assert short.all_groups() == long.all_groups()
+    assert short.groups("GTP")[0] == (0, 2)
+    assert short.strides("expert") == {"etp": 1, "egtp": 2, "ep": 8, "edp": 16, "pp": 16}
+
+
+def test_a_rank_is_the_sum_of_strides_and_coordinates() -> None:
+    for rank in (0, 1, 77, 1023):
+        at = LARGE.coordinates(rank)
+        for mesh in ("dense", "expert"):
+            assert rank == sum(stride * at[axis] for axis, stride in LARGE.strides(mesh).items())
+
+
 @pytest.mark.parametrize(
     "sizes",
     [

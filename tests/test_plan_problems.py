@@ -120,6 +120,7 @@ def test_stages_must_hold_the_same_ranks_on_both_meshes() -> None:
     together = replace(apart, order="tp-cp-ep-dp-pp")
     assert told(together) == []
     assert told(replace(apart, tp=1, order="pp-tp-cp-ep-dp")) == []
+    assert told(replace(apart, pp=1)) == []  # of one stage all ranks are
 
 
 def test_the_plan_of_a_published_model_is_refused_the_overlap_that_it_does_not_support() -> None:
