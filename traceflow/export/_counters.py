@@ -90,7 +90,8 @@ def _live(trace: Trace, key: int, module: HloModule) -> Iterator[Counter]:
     at_instruction[-1] = ABSENT
     held = int(ranges.size_bytes[ranges.persistent].sum())
     hlo, events, lanes = trace.hlo, trace.events, trace.lanes
-    rows = np.flatnonzero((hlo.program == key) & (at_instruction[hlo.instruction] != ABSENT))
+    mine = np.flatnonzero(hlo.program == key)
+    rows = mine[at_instruction[hlo.instruction[mine]] != ABSENT]
     lane = events.lane[hlo.event[rows]]
     places = np.column_stack((lanes.rank[lane], lanes.device[lane]))
     for rank, device in np.unique(places, axis=0).tolist():

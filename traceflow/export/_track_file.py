@@ -25,7 +25,7 @@ _CATEGORIES, _NAMES, _KEYS, _TEXTS = 1, 2, 3, 29  # of InternedData
 UNITS = {"ns": 1, "count": 2, "bytes": 3}
 """Units of counters, as CounterDescriptor numbers them."""
 
-_ROWS = 1 << 18  # encoded at a time
+_ROWS = 1 << 15  # encoded at a time
 
 
 @dataclass(frozen=True, slots=True)

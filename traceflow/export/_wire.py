@@ -19,19 +19,20 @@ _VARINT, _FIXED64, _BYTES = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Bytes of each row, shape (rows, width), and which of them count."""
+    """Bytes of each row in pieces that follow one another: matrices of shape (rows, width), and which bytes count."""
 
-    data: NDArray[np.uint8]
-    used: Bool
+    pieces: tuple[tuple[NDArray[np.uint8], Bool], ...]
 
     def lengths(self) -> Int64:
         """How many bytes each row has."""
-        length: Int64 = self.used.sum(axis=1, dtype=np.int64)
-        return length
+        lengths: Int64 = sum(used.sum(axis=1, dtype=np.int64) for _, used in self.pieces)
+        return lengths
 
     def tobytes(self) -> bytes:
         """All rows, one after another."""
-        return self.data[self.used].tobytes()
+        data, used = (np.hstack(side) for side in zip(*self.pieces, strict=True))
+        content: bytes = data[used].tobytes()
+        return content
 
 
 def varint(values: Rows) -> Column:
@@ -46,26 +47,27 @@ def varint(values: Rows) -> Column:
     shifted = left[:, None] >> (np.arange(width, dtype=np.uint64) * np.uint64(7))
     used = shifted > 0
     used[:, 0] = True
-    more = np.zeros(used.shape, np.uint8)
-    more[:, :-1] = used[:, 1:] * np.uint8(0x80)
-    return Column((shifted & np.uint64(0x7F)).astype(np.uint8) | more, used)
+    data = (shifted & np.uint64(0x7F)).astype(np.uint8)
+    data[:, :-1] |= used[:, 1:].view(np.uint8) << np.uint8(7)
+    return Column(((data, used),))
 
 
 def number(field: int, values: Rows, present: Bool | None = None) -> Column:
     """A field of integers, left out of the rows where it is not present."""
-    return _tagged(field, _VARINT, varint(values), present)
+    return _tagged(field, _VARINT, varint(values), len(values), present)
 
 
 def fixed64(field: int, values: Rows, present: Bool | None = None) -> Column:
     """A field of integers of eight bytes."""
     data = np.ascontiguousarray(values, "<u8").view(np.uint8).reshape(-1, 8)
-    return _tagged(field, _FIXED64, Column(data, np.ones(data.shape, bool)), present)
+    return _tagged(field, _FIXED64, Column(((data, np.ones(data.shape, bool)),)), len(values), present)
 
 
 def message(field: int, parts: Iterable[Column], present: Bool | None = None) -> Column:
     """A field of messages, each made of the parts of its row."""
-    inner = _beside(parts)
-    return _tagged(field, _BYTES, _beside((varint(inner.lengths()), inner)), present)
+    inner = Column(tuple(piece for part in parts for piece in part.pieces))
+    lengths = inner.lengths()
+    return _tagged(field, _BYTES, Column(varint(lengths).pieces + inner.pieces), len(lengths), present)
 
 
 def one(field: int, value: int | str | bytes) -> bytes:
@@ -81,12 +83,7 @@ def one(field: int, value: int | str | bytes) -> bytes:
     return varint(np.array([field << 3 | _BYTES, len(content)])).tobytes() + content
 
 
-def _tagged(field: int, kind: int, content: Column, present: Bool | None) -> Column:
-    tag = varint(np.full(len(content.data), field << 3 | kind))
-    whole = _beside((tag, content))
-    return whole if present is None else Column(whole.data, whole.used & present[:, None])
-
-
-def _beside(columns: Iterable[Column]) -> Column:
-    every = tuple(columns)
-    return Column(np.hstack([c.data for c in every]), np.hstack([c.used for c in every]))
+def _tagged(field: int, kind: int, content: Column, rows: int, present: Bool | None) -> Column:
+    tag = varint(np.array([field << 3 | kind]))
+    pieces = tuple((np.repeat(data, rows, 0), np.repeat(used, rows, 0)) for data, used in tag.pieces) + content.pieces
+    return Column(pieces if present is None else tuple((data, used & present[:, None]) for data, used in pieces))

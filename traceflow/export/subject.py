@@ -1,7 +1,9 @@
-"""What an export needs of a run: its shape, so that exporting does not depend on how a run was opened."""
+"""What an export needs of a run: its shape, so that exporting does not depend on how a run was opened; and its answers."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 from traceflow.analyzers.communication import Communication
@@ -47,3 +49,46 @@ class Subject(Protocol):
 
     def memory(self) -> Memory:
         """What is in memory at the peak."""
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What a run answers, each question asked once.
+
+    Args:
+        run: The run.
+        step: Which step is asked about; the whole capture where None.
+    """
+
+    run: Subject
+    step: int | None = None
+
+    @cached_property
+    def traced(self) -> bool:
+        """Whether anything is known of when things ran."""
+        return len(self.run.trace.events) > 0
+
+    @cached_property
+    def works(self) -> bool:
+        """Whether there is work to explain."""
+        return self.traced and bool(self.run.dependencies.graph.counted.any())
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Ranks, devices and steps."""
+        return self.run.summary()
+
+    @cached_property
+    def critical_path(self) -> CriticalPath:
+        """The chain of work that decided the length of the window."""
+        return self.run.critical_path(step=self.step)
+
+    @cached_property
+    def communication(self) -> Communication:
+        """Communication of the window."""
+        return self.run.communication(step=self.step)
+
+    @cached_property
+    def memory(self) -> Memory:
+        """What is in memory at the peak."""
+        return self.run.memory()
