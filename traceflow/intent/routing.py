@@ -12,6 +12,7 @@ Whether results are combined as they should be, counts do not tell. Values of a 
 
 from __future__ import annotations
 
+import io
 import re
 import zipfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -153,7 +154,7 @@ def _damaged(file: Path, error: Exception) -> TraceflowError:
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:
-    with np.load(file, allow_pickle=False) as stored:
+    with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}
 
 
