@@ -144,15 +144,16 @@ class _Operators:
         return [row for row, _ in self._calls(RECEIVES)]
 
     def _calls(self, operations: frozenset[str]) -> list[tuple[int, int]]:
-        """Rows of calls with their starts, in order of time."""
-        t, window = self.recorded.trace, self.recorded.window
-        start = t.events.start_ns[t.communications.event]
-        mine = t.lanes.rank[t.events.lane[t.communications.event]] == self.rank
-        mine &= (start >= window.start_ns) & (start < window.end_ns)
+        """Rows of calls with when the host issued them, in that order."""
+        t, window, event = self.recorded.trace, self.recorded.window, self.recorded.trace.communications.event
+        start, launch = t.events.start_ns, self.recorded.found.launch_call[event]
+        issued = np.where(launch >= 0, start[launch], start[event])
+        mine = t.lanes.rank[t.events.lane[event]] == self.rank
+        mine &= (start[event] >= window.start_ns) & (start[event] < window.end_ns)
         mine &= np.isin(t.communications.operation, [i for i, text in enumerate(t.strings) if text in operations])
         rows = np.flatnonzero(mine)
-        rows = rows[np.argsort(start[rows], kind="stable")]
-        return list(zip(rows.tolist(), start[rows].tolist(), strict=True))
+        rows = rows[np.argsort(issued[rows], kind="stable")]
+        return list(zip(rows.tolist(), issued[rows].tolist(), strict=True))
 
     @cached_property
     def products(self) -> list[tuple[int, int]]:
