@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     Given = TypeVar("Given", ParallelPlan, Model, Batch, Training)
 
-plan = typer.Typer(invoke_without_command=True, rich_markup_mode=None, subcommand_metavar="")
+plan = typer.Typer(invoke_without_command=True, rich_markup_mode=None, subcommand_metavar="[COMMAND]")
 
 
 def _option(text: str, *names: str, metavar: str | None = "N") -> Any:
