@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.rings.checks import Flaw, flaws
 from traceflow.analyzers.rings.executed import Recorded, Walked, candidates_of, loops_of, walked
 from traceflow.analyzers.rings.operators import operator_loops
@@ -14,7 +13,6 @@ from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL
 from traceflow.analyzers.window import Window
 from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
-from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,12 +49,7 @@ class CollectiveMatmul:
 
 
 def collective_matmul(
-    trace: Trace,
-    programs: Programs,
-    found: Dependencies | None,
-    *,
-    step: int | None = None,
-    undivided: Recorded | None = None,
+    programs: Programs, recorded: Recorded | None = None, *, undivided: Recorded | None = None
 ) -> CollectiveMatmul:
     """Find products that are cut into rounds, check each round, and measure how much of the sending is hidden.
 
@@ -68,22 +61,16 @@ def collective_matmul(
     given as one.
 
     Args:
-        trace: The evidence.
         programs: What the compiler arranged.
-        found: The dependencies of the trace; None where there is no trace.
-        step: Which step; the whole capture where None.
-        undivided: A run of the same product in one piece, to compare with.
-
-    Raises:
-        TraceflowError: TF104 without work, TF111 without such a step.
+        recorded: A window of a trace in which they ran; None where there is none.
+        undivided: A window in which the same product ran in one piece, to compare with.
     """
-    own = None if found is None else Recorded.of(trace, programs, found, step)
     known = [one for key, module in programs.items() if (one := walked(key, module)) is not None]
-    rings = [pair for one in known for pair in loops_of(one, own, undivided)]
-    loops = [loop for loop, _ in rings] + (list(operator_loops(own, undivided)) if own else [])
+    rings = [pair for one in known for pair in loops_of(one, recorded, undivided)]
+    loops = [loop for loop, _ in rings] + (list(operator_loops(recorded, undivided)) if recorded else [])
     loops.sort(key=lambda loop: -(loop.exposed_ns or 0))
-    candidates = sorted((c for one in known for c in candidates_of(one, own)), key=_order)
-    window = own.window if own else None
+    candidates = sorted((c for one in known for c in candidates_of(one, recorded)), key=_order)
+    window = recorded.window if recorded else None
     return CollectiveMatmul(
         window=window,
         loops=tuple(loops),
@@ -94,7 +81,7 @@ def collective_matmul(
             *_savings(candidates, window),
         ),
         skipped=tuple(_skipped(known, loops, candidates)),
-        notes=found.notes if found else (),
+        notes=recorded.found.notes if recorded else (),
     )
 
 

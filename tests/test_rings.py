@@ -83,7 +83,7 @@ def test_a_wrong_source_is_told_with_round_and_device() -> None:
     (finding,) = found("backwards").findings
     assert finding.severity == "error"
     assert finding.evidence["rounds"] == [1, 3]  # in rounds 0 and 2 of 4, index - t and index + t are the same
-    assert "in round 1 device 0 has the block of 1 and multiplies it with what begins at 12" in finding.title
+    assert "2 of 4 rounds use rows of other blocks: in round 1 device 0 has the block of 1 and rows from 12" in finding.title
     (shifted,) = found("shifted").findings
     assert shifted.evidence["rounds"] == [0, 1, 2, 3]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
@@ -10,15 +11,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 from handmade import MS, Builder
+from jsonschema import Draft202012Validator
 from kineto_builder import KinetoTrace, opened
 
 from traceflow.analyzers.collective_matmul import CollectiveMatmul
 from traceflow.evidence import Evidence
 from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.module import HloModule
+from traceflow.report.json import dumps, envelope
 from traceflow.run import Run
+from traceflow.schemas import schema
 from traceflow.trace.canonical import canonical
 from traceflow.trace.model import HloEvents, Kind, LaneKind, Trace
+from traceflow.trace.untraced import untraced
 
 Schedule = Mapping[str, tuple[float, float]]
 """Start and end of each instruction in ms, the same on all devices."""
@@ -183,6 +188,17 @@ def test_a_reduction_after_a_product_is_a_candidate_too() -> None:
 
 def test_a_ring_is_no_candidate() -> None:
     assert traced(windowed(synchronous), HIDDEN).collective_matmul().candidates == ()
+
+
+@pytest.mark.parametrize("program", [windowed(synchronous), whole(GATHER)], ids=["ring", "gather"])
+def test_what_is_told_keeps_to_its_schema(program: HloModule) -> None:
+    run = traced(program, {"b": (0, 8), "dot.0": (0, 10)})
+    alone = Run(Evidence(untraced(), run.programs), ("program",))
+    validator = Draft202012Validator(schema("collective-matmul"))
+    for asked in (run, alone):
+        document = json.loads(dumps(envelope(asked.collective_matmul(), asked)))
+        assert [error.message for error in validator.iter_errors(document)] == []
+        assert len(document["result"]["loops"]) + len(document["result"]["candidates"]) == 1
 
 
 # ---- operators ----

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
+    from traceflow.analyzers.attribution import Attribution
     from traceflow.analyzers.budget import Budget
     from traceflow.analyzers.changes import Drop, Scale
     from traceflow.analyzers.clocks import Clocks
@@ -22,15 +23,19 @@ if TYPE_CHECKING:
     from traceflow.analyzers.moe import Moe
     from traceflow.analyzers.operation_table import OperationStragglers
     from traceflow.analyzers.padding import Padding
+    from traceflow.analyzers.plan_check import PlanCheck
     from traceflow.analyzers.savings import Savings
     from traceflow.analyzers.sharding import Sharding
     from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
     from traceflow.evidence import Evidence
+    from traceflow.export.query import Answer
     from traceflow.graph import DependencyGraph
     from traceflow.hardware import Hardware
     from traceflow.intent.intent import Intent
+    from traceflow.intent.mesh import Mesh
+    from traceflow.intent.plan import Plan
     from traceflow.program.compilation import Compilation
     from traceflow.program.module import Programs
     from traceflow.trace.model import Trace
@@ -137,12 +142,54 @@ class Run:
         trace, step = self._chosen(step, window)
         return critical_path(trace, self.dependencies, step=step, slack=slack, programs=self.programs)
 
-    def communication(self, *, step: int | None = None, window: str | None = None) -> Communication:
-        """Exposed communication; see :func:`traceflow.analyzers.communication.communication`."""
+    @cached_property
+    def _meshes(self) -> Mapping[int, Mesh]:
+        """The user's own meshes, by program."""
+        from traceflow.intent.intent import written_intent
+
+        found = {
+            one.compiled.program_id: written_intent(one.written).mesh
+            for one in self.compilations
+            if one.compiled is not None and one.written is not None
+        }
+        return {program: mesh for program, mesh in found.items() if mesh is not None}
+
+    def attribution(self, plan: Plan | None = None) -> Attribution:
+        """What each communication call is for; see :func:`traceflow.analyzers.attribution.attribution`.
+
+        Args:
+            plan: The plan that the run was to follow, if there is one.
+        """
+        from traceflow.analyzers.attribution import attribution
+
+        routing, programs = self.evidence.routing, self.programs
+        return attribution(self.trace, self.dependencies, plan, routing, programs=programs, meshes=self._meshes)
+
+    @cached_property
+    def _attributed(self) -> Attribution:
+        return self.attribution()
+
+    def communication(
+        self, *, step: int | None = None, window: str | None = None, plan: Plan | None = None
+    ) -> Communication:
+        """Exposed communication; see :func:`traceflow.analyzers.communication.communication`.
+
+        Args:
+            step: Which step; the whole capture where None.
+            window: The same by the name of an annotation.
+            plan: The plan that the run was to follow; it helps to tell what collectives are for.
+        """
         from traceflow.analyzers.communication import communication
 
         trace, step = self._chosen(step, window)
-        return communication(trace, self.dependencies, step=step)
+        attributed = self._attributed if plan is None else self.attribution(plan)
+        return communication(trace, self.dependencies, step=step, attributed=attributed)
+
+    def plan_check(self, plan: Plan) -> PlanCheck:
+        """A plan against what ran; see :func:`traceflow.analyzers.plan_check.plan_check`."""
+        from traceflow.analyzers.plan_check import plan_check
+
+        return plan_check(self.trace, self.attribution(plan), plan)
 
     def stragglers(self, *, step: int | None = None, window: str | None = None) -> Stragglers | OperationStragglers:
         """Who was late by their own doing; see :func:`traceflow.analyzers.stragglers.stragglers`.
@@ -236,12 +283,13 @@ class Run:
         from traceflow.analyzers.collective_matmul import collective_matmul
         from traceflow.analyzers.rings.executed import Recorded
 
-        trace, step = self._chosen(step, window)
-        whole = None
-        if undivided is not None:
-            whole = Recorded.of(undivided.trace, undivided.programs, undivided.dependencies)
-        found = self.dependencies if self.trace.ranks else None
-        return collective_matmul(trace, self.programs, found, step=step, undivided=whole)
+        def recorded(run: Run, step: int | None = None, window: str | None = None) -> Recorded:
+            trace, step = run._chosen(step, window)
+            return Recorded.of(trace, run.programs, run.dependencies, step)
+
+        own = recorded(self, step, window) if self.trace.ranks else None
+        whole = None if undivided is None else recorded(undivided)
+        return collective_matmul(self.programs, own, undivided=whole)
 
     def what_if(
         self,
@@ -273,6 +321,31 @@ class Run:
         from traceflow.report.html import write_report
 
         return write_report(self, Path(path), step=step, force=force)
+
+    def perfetto(self, *, step: int | None = None) -> Iterator[bytes]:
+        """The run as a Perfetto trace, in pieces; see :func:`traceflow.export.perfetto.perfetto`."""
+        from traceflow.export.perfetto import perfetto
+
+        return perfetto(self, step=step)
+
+    def to_perfetto(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
+        """Write the run as a Perfetto trace; see :func:`traceflow.export.perfetto.write_perfetto`."""
+        from traceflow.export.perfetto import write_perfetto
+
+        return write_perfetto(self, Path(path), step=step, force=force)
+
+    def to_parquet(self, folder: str | Path, *, step: int | None = None, force: bool = False) -> Path:
+        """Write the tables of the run; see :func:`traceflow.export.parquet.write_parquet`."""
+        from traceflow.export.parquet import write_parquet
+
+        return write_parquet(self, Path(folder), step=step, force=force)
+
+    def query(self, sql: str, *, step: int | None = None) -> Answer:
+        """Ask the tables of the run in SQL; see :func:`traceflow.export.query.query`."""
+        from traceflow.export.query import query
+        from traceflow.export.subject import Answers
+
+        return query(Answers(self, step), sql)
 
 
 def open_run(source: str | Path, *, communication: Iterable[str] = ()) -> Run:

@@ -104,11 +104,11 @@ def _wrong_rows(ring: Ring) -> Iterator[Flaw]:
     first = wrong[0]
     found, part = _difference(first.term), used(ring, first)
     device = 0 if found is None else int(np.flatnonzero(np.any([c != 0 for c in found], axis=0))[0])
-    begins = "" if part is None else f" with what begins at {int(np.broadcast_to(part[0], first.block.shape)[device])}"
+    rows = "" if part is None else f" and rows from {int(np.broadcast_to(part[0], first.block.shape)[device])}"
     yield Flaw(
         "TF260",
-        f"in {len(wrong)} of {len(ring.rounds)} rounds blocks are multiplied with rows of other blocks: in round "
-        f"{first.number} device {device} has the block of {int(first.block[device])} and multiplies it{begins}",
+        f"{len(wrong)} of {len(ring.rounds)} rounds use rows of other blocks: in round {first.number} device {device} "
+        f"has the block of {int(first.block[device])}{rows}",
         "a device that receives from the one after it has the block of (index + round) mod N; let the slice follow it",
         {"rounds": [one.number for one in wrong], "device": device, "product": _name(ring, first.product)},
     )

@@ -40,15 +40,18 @@ def collective_matmul_parts(result: Row, top: int) -> Iterator[RenderableType]:
 def _loop(loop: Row, top: int) -> Iterator[RenderableType]:
     yield heading(f"{loop['name']}: {loop['verdict']}")
     sent = UNKNOWN if loop["permute_bytes"] is None else size_text(loop["permute_bytes"])
-    rounds = UNKNOWN if loop["rounds"] is None else loop["rounds"]
     written = f", {PurePosixPath(loop['source']).name}" if loop["source"] else ""
     travels = f", {loop['travels']} travel" if loop["travels"] else ""
-    told = (rounds, loop["permutes"], sent, loop["form"])
-    yield Text("{} rounds, {} permutes, {} sent by each device; {}".format(*told) + travels + written)
+    told = (_counted(loop["rounds"], "round"), _counted(loop["permutes"], "permute"), sent, loop["form"])
+    yield Text("{}, {}, {} sent by each device; {}".format(*told) + travels + written)
     if loop["participant"] is not None:
         yield Text(_times(loop))
     if loop["per_round"]:
         yield from _rounds(loop["per_round"], top)
+
+
+def _counted(count: int | None, what: str) -> str:
+    return f"{UNKNOWN} {what}s" if count is None else f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _times(loop: Row) -> str:
