@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from traceflow.cli.boundary import abandon_stdout
@@ -51,6 +52,12 @@ def write(text: str, output: str = STDOUT) -> None:
             abandon_stdout()
         why = error.strerror or type(error).__name__
         raise TraceflowError("TF114", f"cannot write {output}", why, "choose another place with -o") from error
+
+
+def write_bytes(pieces: Iterable[bytes]) -> None:
+    """Write a result that is no text to stdout."""
+    sys.stdout.buffer.writelines(pieces)
+    sys.stdout.buffer.flush()
 
 
 def width() -> int:

@@ -37,5 +37,10 @@ def report_name(source: str) -> str:
         >>> report_name("runs/a/rank0.pt.trace.json.gz"), report_name("runs/a/"), report_name("runs/a/*.json")
         ('traceflow-report-rank0.html', 'traceflow-report-a.html', 'traceflow-report-a.html')
     """
+    return f"traceflow-report-{capture_name(source)}.html"
+
+
+def capture_name(source: str) -> str:
+    """What an input is called, without folders and suffixes."""
     plain = [part for part in Path(source).resolve().parts if not re.search(r"[*?\[]", part)]
-    return f"traceflow-report-{_SUFFIXES.sub('', Path(*plain).name) or 'capture'}.html"
+    return _SUFFIXES.sub("", Path(*plain).name) or "capture"

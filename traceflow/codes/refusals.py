@@ -141,6 +141,24 @@ REFUSALS = (
         "Ask for what the compiler arranged, or give the trace of a run together with its programs.",
     ),
     Code(
+        "TF123",
+        "extra not installed",
+        "What was asked for needs a package that explaining a trace does not: DuckDB for queries, XProf or TensorBoard.",
+        "Install the extra that the message names, such as pip install 'traceflow-ml[query]'.",
+    ),
+    Code(
+        "TF124",
+        "nothing for this viewer",
+        "The capture holds nothing that the viewer reads: XProf and TensorBoard read XSpace, which JAX records.",
+        "Open it in the report or in Perfetto, which show every capture.",
+    ),
+    Code(
+        "TF125",
+        "viewer did not start",
+        "The viewer ended before it answered, or its port is taken.",
+        "Choose another port with --port; see what the viewer says when it is started by hand.",
+    ),
+    Code(
         "TF141",
         "no such mesh",
         "The sizes of a mesh's axes multiply to another number than there are devices.",

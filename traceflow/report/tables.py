@@ -40,13 +40,18 @@ class Rows:
         cells = [[printable(cell) for cell in row] for row in (self.headings, *self.rows)]
         taken = sum(max(map(len, column)) + _GAP for column in list(zip(*cells, strict=True))[:-1])
         room = max(options.max_width - taken, _NARROWEST)
-        table = Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
+        table = ruled()
         for heading, limit in zip(self.headings, [*[None] * (len(self.headings) - 1), room], strict=True):
             justify: JustifyMethod = "left" if heading in _WORDS else "right"
             table.add_column(Text(heading), justify=justify, no_wrap=True, max_width=limit)
         for *row, name in cells[1:]:
             table.add_row(*map(Text, row), Text(printable(name, room)))
         yield table
+
+
+def ruled() -> Table:
+    """An empty table with a rule below its headings."""
+    return Table(box=_RULED, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0), header_style="bold")
 
 
 def printed(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:

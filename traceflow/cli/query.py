@@ -1,0 +1,89 @@
+"""`traceflow query INPUT SQL`: the tables of a run, asked in SQL."""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass
+from enum import StrEnum
+from io import StringIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from traceflow.cli import output as place
+from traceflow.cli.answer import opened
+from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, Top
+from traceflow.cli.progress import working
+
+if TYPE_CHECKING:
+    from traceflow.export.query import Answer
+
+
+class Form(StrEnum):
+    """How rows are written."""
+
+    TEXT = "text"
+    CSV = "csv"
+    JSON = "json"
+
+
+@dataclass(frozen=True)
+class QueryOptions(ReadOptions):
+    """What a query can be told."""
+
+    format: Annotated[Form, typer.Option(help="Text to read, or CSV or JSON for scripts.")] = Form.TEXT
+    output: Output = None
+    force: Force = False
+
+
+def query(
+    options: QueryOptions,
+    source: Source,
+    sql: Annotated[str, typer.Argument(metavar="SQL", help="One statement in the SQL of DuckDB.")],
+    step: Step = None,
+    top: Top = 40,
+) -> None:
+    """Ask the tables of a run in SQL; INPUT may also be a folder that `export parquet` wrote."""
+    from traceflow.export.query import holds_tables
+    from traceflow.export.query import query as answered
+    from traceflow.export.subject import Answers
+
+    target = options.output or place.STDOUT
+    place.refuse_existing(target, force=options.force)
+    tables = Path(source) if holds_tables(Path(source)) else Answers(opened(source, options), step)
+    with working("answering", options):
+        answer = answered(tables, sql)
+    place.write(_written(answer, options, source, sql, top), target)
+
+
+def _written(answer: Answer, options: QueryOptions, source: str, sql: str, top: int) -> str:
+    if options.format is Form.CSV:
+        return _csv(answer)
+    if options.format is Form.JSON:
+        return _json(answer, source, sql)
+    from traceflow.report.answer import answer_text
+
+    color = options.output is None and place.colored(no_color=options.no_color)
+    return answer_text(answer, top=top, width=place.width(), color=color)
+
+
+def _csv(answer: Answer) -> str:
+    text = StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows([answer.columns, *answer.rows])
+    return text.getvalue()
+
+
+def _json(answer: Answer, source: str, sql: str) -> str:
+    from traceflow.report.json import SCHEMA_VERSION, dumps
+
+    return dumps(
+        {
+            "schema_version": SCHEMA_VERSION,
+            "kind": "query",
+            "inputs": [source],
+            "request": {"sql": sql},
+            "result": answer.to_dict(),
+        }
+    )
