@@ -10,9 +10,12 @@ from traceflow.cli.check import check
 from traceflow.cli.demo import demo
 from traceflow.cli.diff import diff
 from traceflow.cli.explain import explain
+from traceflow.cli.export import export
+from traceflow.cli.open import open_in
 from traceflow.cli.options import verb
 from traceflow.cli.plan import plan
 from traceflow.cli.plan_compare import plan_compare
+from traceflow.cli.query import query
 from traceflow.cli.report import report
 from traceflow.cli.run import run
 from traceflow.cli.show import show
@@ -52,4 +55,7 @@ app.command()(verb(diff))
 app.command()(verb(check))
 plan.command("compare")(verb(plan_compare))
 app.add_typer(plan, name="plan")
+app.command("open")(verb(open_in))
+app.add_typer(export, name="export")
+app.command()(verb(query))
 app.command()(verb(explain))
