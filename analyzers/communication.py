@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from traceflow.analyzers.attribution import Attributed, Attribution
+from traceflow.analyzers.attribution.overlap import Overlap, overlaps
+from traceflow.analyzers.attribution.purposes import Purpose
+from traceflow.analyzers.attribution.shares import Share, rows_by_share, shares
 from traceflow.analyzers.changes import Drop, Scale, apply
+from traceflow.analyzers.communication_rows import (
+    Call,
+    Collective,
+    Message,
+    Participant,
+    ParticipantTime,
+    UnmatchedCall,
+    named,
+)
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.matching import SENDS, Unmatched
 from traceflow.analyzers.unrecognised import unrecognised
@@ -21,165 +35,19 @@ from traceflow.trace.model import ABSENT, Bool, Int64, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-Participant: TypeAlias = tuple[int, int | None]
-"""(rank, device); no device for host work."""
+__all__ = [
+    "Call",
+    "Collective",
+    "Communication",
+    "Message",
+    "Participant",
+    "ParticipantTime",
+    "UnmatchedCall",
+    "communication",
+    "compute_of",
+]
 
 _COMMUNICATES = (SliceKind.TRANSFER, SliceKind.ARRIVED, SliceKind.COMMUNICATION)
-
-
-@dataclass(frozen=True, slots=True)
-class ParticipantTime:
-    """Where one participant's window went, in ns.
-
-    busy = length of (union of communication); exposed = length of (communication minus compute);
-    overlapped = busy - exposed; idle = window - length of (union of compute, communication and copies).
-    None where the evidence is absent.
-    """
-
-    participant: Participant
-    compute_ns: int
-    copy_ns: int | None
-    busy_ns: int
-    exposed_ns: int
-    idle_ns: int | None
-    window_ns: int
-
-    @property
-    def overlapped_ns(self) -> int:
-        """Communication hidden behind compute."""
-        return self.busy_ns - self.exposed_ns
-
-    @property
-    def exposed_share(self) -> float | None:
-        """Exposed / window."""
-        return self.exposed_ns / self.window_ns if self.window_ns else None
-
-    def to_dict(self) -> dict[str, Json]:
-        """A row of `per_participant`."""
-        return {
-            **_named(self.participant),
-            "compute_ns": self.compute_ns,
-            "copy_ns": self.copy_ns,
-            "busy_ns": self.busy_ns,
-            "exposed_ns": self.exposed_ns,
-            "overlapped_ns": self.overlapped_ns,
-            "idle_ns": self.idle_ns,
-            "exposed_share": self.exposed_share,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One participant's part in a collective: it arrived, waited for the last, and transferred until the end."""
-
-    participant: Participant
-    payload_bytes: int | None
-    arrival_ns: int
-    wait_ns: int
-    transfer_ns: int
-    end_ns: int
-    exposed_ns: int  # the whole call minus the union of compute on this participant
-
-    def to_dict(self) -> dict[str, Json]:
-        """A row of a collective's `participants`."""
-        return {
-            **_named(self.participant),
-            "payload_bytes": self.payload_bytes,
-            "arrival_ns": self.arrival_ns,
-            "wait_ns": self.wait_ns,
-            "transfer_ns": self.transfer_ns,
-            "end_ns": self.end_ns,
-            "exposed_ns": self.exposed_ns,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Collective:
-    """One collective with all its participants."""
-
-    id: str
-    op: str
-    name: str
-    group: str
-    last: Participant  # who arrived last
-    calls: tuple[Call, ...]
-
-    @property
-    def payload_bytes(self) -> int | None:
-        """The largest that one participant puts in."""
-        return max((call.payload_bytes for call in self.calls if call.payload_bytes is not None), default=None)
-
-    @property
-    def start_skew_ns(self) -> int:
-        """From the first arrival to the last."""
-        return max(call.arrival_ns for call in self.calls) - min(call.arrival_ns for call in self.calls)
-
-    @property
-    def end_skew_ns(self) -> int:
-        """From the first end to the last: where all end together, the error of the clocks."""
-        return max(call.end_ns for call in self.calls) - min(call.end_ns for call in self.calls)
-
-    def to_dict(self) -> dict[str, Json]:
-        """A row of `collectives`."""
-        return {
-            "id": self.id,
-            "op": self.op,
-            "name": self.name,
-            "group": self.group,
-            "dimension": None,
-            "purpose": None,
-            "payload_bytes": self.payload_bytes,
-            "last": {**_named(self.last)},
-            "start_skew_ns": self.start_skew_ns,
-            "end_skew_ns": self.end_skew_ns,
-            "participants": [call.to_dict() for call in self.calls],
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class Message:
-    """One point-to-point transfer; wait is how long the receiver waited for the send to be posted."""
-
-    id: str
-    source: Participant
-    destination: Participant
-    payload_bytes: int | None
-    posted_ns: int
-    received_ns: int
-    wait_ns: int
-
-    def to_dict(self) -> dict[str, Json]:
-        """A row of `point_to_point`."""
-        return {
-            "id": self.id,
-            "source": {**_named(self.source)},
-            "destination": {**_named(self.destination)},
-            "payload_bytes": self.payload_bytes,
-            "posted_ns": self.posted_ns,
-            "received_ns": self.received_ns,
-            "wait_ns": self.wait_ns,
-        }
-
-
-@dataclass(frozen=True, slots=True)
-class UnmatchedCall:
-    """A communication call that stays whole, and why."""
-
-    participant: Participant
-    name: str
-    start_ns: int
-    duration_ns: int
-    reason: str
-
-    def to_dict(self) -> dict[str, Json]:
-        """A row of `unmatched`."""
-        return {
-            **_named(self.participant),
-            "name": self.name,
-            "start_ns": self.start_ns,
-            "duration_ns": self.duration_ns,
-            "reason": self.reason,
-        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +62,8 @@ class Communication:
     collectives: tuple[Collective, ...]
     messages: tuple[Message, ...]
     unmatched: tuple[UnmatchedCall, ...]
+    shares: tuple[Share, ...] = ()  # by dimension and purpose
+    overlaps: tuple[Overlap, ...] = ()
     findings: tuple[Finding, ...] = ()
     skipped: tuple[Skipped, ...] = ()
     notes: tuple[Note, ...] = ()
@@ -207,6 +77,8 @@ class Communication:
                 "transfer_ns": self.removable_transfer_ns,
                 "communication_ns": self.removable_communication_ns,
             },
+            "by_purpose": [share.to_dict() for share in self.shares],
+            "overlaps": [overlap.to_dict() for overlap in self.overlaps],
             "collectives": [c.to_dict() for c in self.collectives],
             "point_to_point": [m.to_dict() for m in self.messages],
             "unmatched": [u.to_dict() for u in self.unmatched],
@@ -219,7 +91,9 @@ class Communication:
         return pd.DataFrame([{"id": c.id, "op": c.op, **call.to_dict()} for c in self.collectives for call in c.calls])
 
 
-def communication(trace: Trace, found: Dependencies, *, step: int | None = None) -> Communication:
+def communication(
+    trace: Trace, found: Dependencies, *, step: int | None = None, attributed: Attribution | None = None
+) -> Communication:
     """How long devices communicated, how much of it was exposed, and how much of it replay can remove.
 
     busy, exposed and idle are measures of interval unions per participant (`ParticipantTime`). removable is a
@@ -230,6 +104,7 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         trace: The evidence.
         found: Its dependencies.
         step: Which step; the whole capture where None.
+        attributed: What its collectives are for, for communication by dimension and purpose.
 
     Raises:
         TraceflowError: TF104 without work, TF111 without such a step.
@@ -238,8 +113,9 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
     compute = compute_of(trace, graph)
     rows = _rows_inside(trace, window)
     whole = compute if graph is found.graph else compute_of(trace, found.graph)  # a call may reach out of the window
-    collectives, messages = _instances(trace, found, rows, whole)
-    unmatched = _unmatched(trace, found, rows)
+    calls = attributed.calls if attributed else (None,) * len(trace.communications.event)
+    collectives, messages = _instances(trace, found, rows, whole, calls)
+    unmatched = _unmatched(trace, found, rows, calls)
     participants = _participants(trace, graph, window, compute)
     transfer, everything = (None, None) if unmatched else _removable(trace, graph)
     return Communication(
@@ -250,8 +126,10 @@ def communication(trace: Trace, found: Dependencies, *, step: int | None = None)
         collectives=collectives,
         messages=messages,
         unmatched=unmatched,
+        shares=_shares(trace, graph, rows, compute, attributed, replays=not unmatched),
+        overlaps=_overlaps(trace, graph, rows, attributed),
         findings=(*_findings(participants), *unrecognised(trace, found, window)),
-        skipped=_skipped(unmatched, participants, collectives),
+        skipped=(*_skipped(unmatched, participants), *_unattributed(calls, rows, unmatched)),
         notes=found.notes,
     )
 
@@ -329,7 +207,11 @@ def _rows_inside(trace: Trace, window: Window) -> Int64:
 
 
 def _instances(
-    trace: Trace, found: Dependencies, rows: Int64, compute: dict[Participant, Intervals]
+    trace: Trace,
+    found: Dependencies,
+    rows: Int64,
+    compute: dict[Participant, Intervals],
+    attributed: Sequence[Attributed | None],
 ) -> tuple[tuple[Collective, ...], tuple[Message, ...]]:
     """Matched rows gathered into collectives and messages, in order of their first arrival."""
     exposed = _exposed(trace, compute)
@@ -342,10 +224,11 @@ def _instances(
     collectives, messages = [], []
     for instance, own in members.items():
         if found.matches.point_to_point[own[0]]:
-            messages += [_message(trace, instance, own)] if len(own) == 2 else []
+            messages += [_message(trace, instance, own, attributed)] if len(own) == 2 else []
         else:
             calls = [(row, ends.get((instance, _participant(trace, row)), row)) for row in sorted(own)]
-            collectives.append(_collective(trace, found, instance, calls, exposed))
+            one = _collective(trace, found, instance, calls, exposed)
+            collectives.append(replace(one, attributed=attributed[calls[0][0]]))
     return tuple(collectives), tuple(messages)
 
 
@@ -382,7 +265,7 @@ def _call(trace: Trace, found: Dependencies, row: int, done: int, exposed: Int64
     )
 
 
-def _message(trace: Trace, instance: int, rows: list[int]) -> Message:
+def _message(trace: Trace, instance: int, rows: list[int], attributed: Sequence[Attributed | None]) -> Message:
     c, e = trace.communications, trace.events
     send, receive = sorted(rows, key=lambda row: trace.strings[c.operation[row]] not in SENDS)
     posted, arrived = int(e.start_ns[c.event[send]]), int(e.start_ns[c.event[receive]])
@@ -394,6 +277,7 @@ def _message(trace: Trace, instance: int, rows: list[int]) -> Message:
         posted,
         int(e.end_ns[c.event[receive]]),
         max(0, posted - arrived),
+        attributed[send],
     )
 
 
@@ -409,7 +293,9 @@ def _exposed(trace: Trace, compute: dict[Participant, Intervals]) -> Int64:
     return exposed
 
 
-def _unmatched(trace: Trace, found: Dependencies, rows: Int64) -> tuple[UnmatchedCall, ...]:
+def _unmatched(
+    trace: Trace, found: Dependencies, rows: Int64, attributed: Sequence[Attributed | None]
+) -> tuple[UnmatchedCall, ...]:
     e, event = trace.events, trace.communications.event
     return tuple(
         UnmatchedCall(
@@ -418,6 +304,7 @@ def _unmatched(trace: Trace, found: Dependencies, rows: Int64) -> tuple[Unmatche
             int(e.start_ns[event[row]]),
             int(e.end_ns[event[row]] - e.start_ns[event[row]]),
             Unmatched(found.matches.why[row]).reason,
+            attributed[row],
         )
         for row in rows.tolist()
         if found.matches.instance[row] == ABSENT
@@ -448,14 +335,50 @@ def _findings(participants: tuple[ParticipantTime, ...]) -> tuple[Finding, ...]:
             provenance=Provenance.MEASURED,
             suggestion="see which collectives wait for a late participant and which transfer; only the removable part shortens the step",
             cost_ns=worst.exposed_ns,
-            evidence={**_named(worst.participant), "busy_ns": worst.busy_ns, "exposed_ns": worst.exposed_ns},
+            evidence={**named(worst.participant), "busy_ns": worst.busy_ns, "exposed_ns": worst.exposed_ns},
         ),
     )
 
 
-def _skipped(
-    unmatched: tuple[UnmatchedCall, ...], participants: tuple[ParticipantTime, ...], collectives: tuple[Collective, ...]
-) -> tuple[Skipped, ...]:
+def _shares(
+    trace: Trace,
+    graph: DependencyGraph,
+    rows: Int64,
+    compute: dict[Participant, Intervals],
+    attributed: Attribution | None,
+    *,
+    replays: bool,
+) -> tuple[Share, ...]:
+    if attributed is None:
+        return ()
+    keys = [(call.dimension, call.purpose) for call in attributed.calls]
+    return shares(trace, graph, rows_by_share(keys, rows), compute, replays=replays)
+
+
+def _overlaps(trace: Trace, graph: DependencyGraph, rows: Int64, attributed: Attribution | None) -> tuple[Overlap, ...]:
+    if attributed is None:
+        return ()
+    purposes = [(call.purpose, call.phase) for call in attributed.calls]
+    computing = _slices_of(trace, graph, (SliceKind.COMPUTE,))
+    return overlaps(trace, graph, computing, attributed.passes, purposes, rows)
+
+
+def _unattributed(
+    calls: Sequence[Attributed | None], rows: Int64, unmatched: tuple[UnmatchedCall, ...]
+) -> Iterator[Skipped]:
+    """Why purposes are not told: nobody asked, or nothing tells those of some calls."""
+    known = [call for row in rows.tolist() if (call := calls[row]) is not None]
+    if not known and len(rows):
+        reason = "what its collectives are for was not asked"
+        yield from (Skipped(f"/result/collectives/*/{key}", reason) for key in ("dimension", "purpose"))
+    silent = Counter(call.because for call in known if call.purpose is Purpose.UNKNOWN)
+    for because, count in silent.items():
+        yield Skipped("/result/collectives/*/purpose", f"of {count} of {len(known)} calls: {because}")
+    if known and unmatched:
+        yield Skipped("/result/by_purpose/*/removable", f"{len(unmatched)} communication calls are unsplit")
+
+
+def _skipped(unmatched: tuple[UnmatchedCall, ...], participants: tuple[ParticipantTime, ...]) -> tuple[Skipped, ...]:
     skipped = []
     if unmatched:
         reasons = "; ".join(sorted({call.reason for call in unmatched}))
@@ -464,10 +387,6 @@ def _skipped(
         skipped += [
             Skipped(f"/result/per_participant/*/{key}", "the rank has no device events")
             for key in ("copy_ns", "idle_ns")
-        ]
-    if collectives:
-        skipped += [
-            Skipped(f"/result/collectives/*/{key}", "no parallel plan was stated") for key in ("dimension", "purpose")
         ]
     return tuple(skipped)
 
@@ -479,7 +398,3 @@ def _participant(trace: Trace, row: int) -> Participant:
 
 def _known(value: int) -> int | None:
     return None if value == ABSENT else int(value)
-
-
-def _named(participant: Participant) -> dict[str, Json]:
-    return {"rank": participant[0], "device": participant[1]}

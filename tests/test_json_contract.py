@@ -91,6 +91,7 @@ def results(run: Run) -> Iterator[Result]:
     yield run.budget(hardware="h100")
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
     yield plan_step(ParallelPlan(world=2, ep=2))
+    yield run.plan_check(plan_step(ParallelPlan(world=2, ep=2)))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -178,6 +178,8 @@ def test_what_is_unknown_is_written_with_its_reason() -> None:
         "window": {"start_ns": 0, "end_ns": 4_000},
         "per_participant": [{**participant, "overlapped_ns": 0, "idle_ns": None, "exposed_share": 0.0}],
         "removable": {"transfer_ns": None, "communication_ns": None},
+        "by_purpose": [],
+        "overlaps": [],
         "collectives": [],
         "point_to_point": [],
         "unmatched": [{"rank": 0, "device": None, "name": "nccl", "reason": "its group is unknown"}] * 2,

@@ -11,6 +11,7 @@ from traceflow.analyzers.attribution.calls import Call, Surroundings, calls_of, 
 from traceflow.analyzers.attribution.dimensions import described, is_expert, on_mesh
 from traceflow.analyzers.attribution.expectations import Expectations, expectations
 from traceflow.analyzers.attribution.judging import NOTHING, Judgement, judge, names_of
+from traceflow.analyzers.attribution.overlap import Passes, passes
 from traceflow.analyzers.attribution.purposes import (
     GRADIENTS,
     OF_EXPERTS,
@@ -33,20 +34,25 @@ __all__ = ["UNKNOWN", "Attributed", "Attribution", "Kind", "Phase", "Purpose", "
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """One communication call: along which dimension, what for, in which pass, and what tells."""
+    """One communication call: along which dimension, what for, and what tells."""
 
+    call: Call
     dimension: str  # axes joined by x, `unknown` where nothing tells
     purpose: Purpose
-    phase: Phase | None
-    kind: Kind
     because: str
+
+    @property
+    def phase(self) -> Phase | None:
+        """The pass that issued it; None where nothing tells."""
+        return self.call.phase
 
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """One entry per row of `Trace.communications`."""
+    """One entry per row of `Trace.communications`, and what kinds of computation the events of the trace are."""
 
     calls: tuple[Attributed, ...]
+    passes: Passes
 
     @property
     def unknown(self) -> Mapping[str, int]:
@@ -84,14 +90,16 @@ def attribution(
         True
     """
     expected = expectations(plan, routing)
-    calls = calls_of(Surroundings(trace, found, programs or {}))
+    around = Surroundings(trace, found, programs or {})
+    calls = calls_of(around)
     judged = _agreed(calls, judge(calls, expected), found)
     dimensions = _dimensions(calls, judged, expected, meshes or {}, copies=replicated(trace))
     return Attribution(
         tuple(
-            Attributed(dimension, one.purpose, call.phase, call.kind, one.because)
+            Attributed(call, dimension, one.purpose, one.because)
             for call, one, dimension in zip(calls, judged, dimensions, strict=True)
-        )
+        ),
+        passes(around),
     )
 
 
@@ -175,5 +183,5 @@ def _by_definition(call: Call, judged: Judgement, expected: Expectations, *, cop
     name = _BY_DEFINITION.get(judged.purpose)
     if name is None or (expected.has_plan and call.members):
         return None
-    known = bool(call.members) or copies or judged.purpose in OF_EXPERTS
+    known = name != "DP" or bool(call.members) or copies
     return name if known and judged.because != NOTHING else None

@@ -24,7 +24,7 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 _RECOMPUTES = f"{_BACKWARD}CheckpointFunctionBackward"
 _ACCUMULATES = re.compile(r"^(?:autograd::engine::evaluate_function: )?torch::autograd::AccumulateGrad$")
 _UPDATES = re.compile(r"^Optimizer\.step#")
-_OPERATOR = re.compile(r"^(?:c10d|nccl|_c10d_functional):{1,2}(\w+)")
+OPERATOR = re.compile(r"^(?:c10d|nccl|_c10d_functional):{1,2}(\w+)")
 _NO_SCOPE = re.compile(r"\.py\(\d+\): |^<built-in |^traceflow\.|^(?:aten|c10d|nccl|autograd|torch|_c10d_functional):")
 _REPLICATED = re.compile(r"^(?:DistributedDataParallel\.forward$|FSDP::|FullyShardedDataParallel\.)")
 
@@ -177,11 +177,13 @@ def _call(around: Surroundings, row: int) -> Call:
     else:
         issuer = int(around.issuer[event])
         names = tuple(around.chain(issuer))[1 if issuer == event else 0 :]
-        operators = (found[1] for name in names if (found := _OPERATOR.match(name)))
+        operators = (found[1] for name in names if (found := OPERATOR.match(name)))
         kinds = (kind_of_operation(operator) for operator in operators)
         kind = next((other for other in kinds if other is not Kind.OTHER), kind)
         phase, scopes = around.phase_of(issuer, names), tuple(name for name in names if not _NO_SCOPE.search(name))
         hooked = any(_ACCUMULATES.match(name) for name in names)
+        if trace.format == "operations":  # the types of a table are what its author says of them
+            scopes = (trace.strings[e.name[event]],)
     return Call(
         row=row,
         participant=(int(trace.lanes.rank[lane]), int(trace.lanes.device[lane])),

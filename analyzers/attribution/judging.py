@@ -51,7 +51,11 @@ _THERE = (None, Phase.FORWARD)
 _SCOPES = (
     _scope(r"fsdp::.*(?:all_gather|pre_(?:forward|backward)|prefetch)", _GATHERS, Purpose.PARAMETER_GATHER),
     _scope(r"fullyshardeddataparallel\..*(?:pre_forward|pre_backward|unshard)", _GATHERS, Purpose.PARAMETER_GATHER),
-    _scope(r"(?:param\w*|weight\w*)_(?:all_?)?gather|all_?gather_(?:param|weight)", _GATHERS, Purpose.PARAMETER_GATHER),
+    _scope(
+        r"(?:param\w*|weight\w*)[_-](?:all[_-]?)?gather|all_?gather_(?:param|weight)",
+        _GATHERS,
+        Purpose.PARAMETER_GATHER,
+    ),
     _scope(r"(?:param\w*|weight\w*)_(?:all_?)?gather", _SUMS, Purpose.GRADIENT, Phase.BACKWARD),
     _scope(r"fsdp::.*post_backward|fullyshardeddataparallel\._post_backward", _SUMS, Purpose.GRADIENT),
     _scope(
@@ -74,7 +78,12 @@ _SCOPES = (
         Purpose.ROUTER_STATISTICS,
         *_THERE,
     ),
-    _scope(_WORD + r"(?:send|recv)_(?:forward|backward)(?![a-z])", frozenset({Kind.TRANSFER}), Purpose.BOUNDARY),
+    _scope(r"^(?:separate-)?grads-(?:reduce-scatter|all-reduce)$", _SUMS, Purpose.GRADIENT),
+    _scope(
+        _WORD + r"(?:send|recv)_(?:forward|backward)(?![a-z])|^(?:forward|backward)-(?:send|recv)$",
+        frozenset({Kind.TRANSFER}),
+        Purpose.BOUNDARY,
+    ),
     _scope(
         r"context_parallel|ring_attention|ulysses",
         _ANY_EXCHANGE | {Kind.TRANSFER},

@@ -13,7 +13,7 @@ from traceflow.cli.answer import tell
 from traceflow.cli.options import Top, WriteOptions, verb
 
 if TYPE_CHECKING:
-    from traceflow.intent.plan import Batch, Model, ParallelPlan, Preset, Training
+    from traceflow.intent.plan import Batch, Model, ParallelPlan, Plan, Preset, Training
     from traceflow.trace.model import Trace
 
     Given = TypeVar("Given", ParallelPlan, Model, Batch, Training)
@@ -96,16 +96,37 @@ def plan_verb(options: PlanOptions, context: typer.Context, top: Top = 40) -> No
     """Groups, shapes, payloads and weights of a parallel plan, and what does not fit together."""
     if context.invoked_subcommand is not None:
         return
-    from traceflow.intent.plan import plan_step
     from traceflow.report.json import envelope
     from traceflow.trace.untraced import untraced
 
     output.refuse_existing(options.output or output.STDOUT, force=options.force)
     given = options.given()
-    parallel, model, batch, training = _parts(given, _preset(options.preset))
-    result = plan_step(parallel, model, batch, training, next_ep=options.next_ep)
+    result = planned(given, options.preset)
     stated = _Stated(tuple(f"{name.replace('_', ' ')} {value}" for name, value in given.items()), untraced())
     tell(envelope(result, stated, given), options, top=top)
+
+
+def planned(given: dict[str, Any], preset: str | None) -> Plan:
+    """The plan of a preset, with what was given in place of its own."""
+    from traceflow.intent.plan import plan_step
+
+    return plan_step(*_parts(given, _preset(preset)), next_ep=given.get("next_ep"))
+
+
+def plan_named(text: str) -> Plan:
+    """A plan by the name of a preset, or by sizes such as `world=8,ep=4`."""
+    from traceflow.intent.plan import PRESETS
+
+    if "=" not in text:
+        if text not in PRESETS:
+            there = ", ".join(name for name, preset in PRESETS.items() if preset.parallel)
+            raise typer.BadParameter(f"no plan {text!r}; there are {there}, or say world=N,ep=N", param_hint="--plan")
+        return planned({}, text)
+    pairs = [part.partition("=") for part in text.split(",")]
+    sizes = {field.name for field in fields(PlanOptions) if str(field.type).startswith("Annotated[int")}
+    if wrong := [name for name, _, value in pairs if name not in sizes or not value.isdigit()]:
+        raise typer.BadParameter(f"no size {wrong[0]!r}; say world=N,ep=N and the like", param_hint="--plan")
+    return planned({name: int(value) for name, _, value in pairs}, None)
 
 
 def _preset(name: str | None) -> Preset | None:

@@ -40,11 +40,28 @@ def critical_path(
 
 
 def communication(
-    options: AnswerOptions, source: Source, step: Step = None, window: Window = None, top: Top = 12
+    options: AnswerOptions,
+    source: Source,
+    step: Step = None,
+    window: Window = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="What the run was to follow: a preset's name, or sizes as in world=8,ep=4."),
+    ] = None,
+    top: Top = 12,
 ) -> None:
-    """Busy, exposed and removable communication, and every collective split into wait and transfer."""
-    request: dict[str, Json] = {"step": step, "window": window}
-    answer(options, source, lambda run: run.communication(step=step, window=window), request=request, top=top)
+    """Busy, exposed and removable communication, what it is for, and every collective split into wait and transfer."""
+    from traceflow.cli.plan import plan_named
+
+    request: dict[str, Json] = {"step": step, "window": window, "plan": plan}
+    stated = None if plan is None else plan_named(plan)
+    answer(
+        options,
+        source,
+        lambda run: run.communication(step=step, window=window, plan=stated),
+        request=request,
+        top=top,
+    )
 
 
 def clocks(options: AnswerOptions, source: Source, top: Top = 40) -> None:

@@ -38,6 +38,10 @@ def communication_grids(communication: Row, origin_ns: int) -> Iterator[Grid]:
     """Communication per participant, per group, per collective, per message; and what could not be matched."""
     if communication["per_participant"]:
         yield _participants(communication)
+    if communication["by_purpose"]:
+        yield _by_purpose(communication["by_purpose"])
+    if communication["overlaps"]:
+        yield _overlaps(communication["overlaps"])
     collectives = communication["collectives"]
     if collectives:
         yield _by_group(collectives)
@@ -79,6 +83,45 @@ def _composition(row: Row, window_ns: int) -> tuple[Piece, ...]:
     return bar(parts, window_ns)
 
 
+def _by_purpose(shares: Sequence[Row]) -> Grid:
+    """What communication is for."""
+    rows = shares[:MOST_ROWS]
+    unsplit = "calls of the window could not be split into wait and transfer"
+    saved = {
+        "saved without its transfers": [row["removable"]["transfer_ns"] for row in rows],
+        "and without its waits": [row["removable"]["communication_ns"] for row in rows],
+    }
+    longest = max(row["busy_ns"] for row in rows)
+    return Grid(
+        "Communication by dimension and purpose",
+        (
+            words("dimension", [row["dimension"] for row in rows]),
+            words("purpose", [row["purpose"] for row in rows]),
+            counts("calls", [row["calls"] for row in rows]),
+            sizes("all payload", [row["payload_bytes"] for row in rows], absent="the trace does not tell the sizes"),
+            *durations({key: [row[f"{key}_ns"] for row in rows] for key in ("busy", "exposed", "overlapped")}),
+            *durations(saved, absent=unsplit),
+            bars(
+                "exposed and overlapped",
+                [bar([("transfer", row["exposed_ns"]), ("compute", row["overlapped_ns"])], longest) for row in rows],
+            ),
+        ),
+        left_out(len(shares), len(rows), "purposes"),
+    )
+
+
+def _overlaps(overlaps: Sequence[Row]) -> Grid:
+    """Kinds of overlap that were seen."""
+    return Grid(
+        "Kinds of overlap",
+        (
+            words("kind of overlap", [row["kind"] for row in overlaps]),
+            counts("calls", [row["calls"] for row in overlaps]),
+            *durations({key: [row[f"{key}_ns"] for row in overlaps] for key in ("busy", "overlapped")}),
+        ),
+    )
+
+
 def _by_group(collectives: Sequence[Row]) -> Grid:
     """Collectives of one operation in one group, together."""
     gathered: dict[tuple[str, str], list[Row]] = defaultdict(list)
@@ -117,6 +160,8 @@ def _collectives(rows: Sequence[Row], total: int) -> Grid:
             sizes("payload", [row["payload_bytes"] for row in rows], absent="the trace does not tell the size"),
             words("last to arrive", [_who(row["last"]) for row in rows]),
             *durations({head: [_most(row, key) for row in rows] for head, key in _EXTREMES.items()}),
+            words("dimension", [row["dimension"] or "unknown" for row in rows]),
+            words("purpose", [row["purpose"] or "unknown" for row in rows]),
         ),
         left_out(total, len(rows), "collectives"),
     )

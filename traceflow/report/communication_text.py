@@ -36,6 +36,8 @@ def communication_parts(result: Row, top: int, *, why: str) -> Iterator[Renderab
             yield Text(f"{what:25} {duration_text(ns):>13}")
     if None in result["removable"].values():
         yield Text(why)
+    yield from _by_purpose(result["by_purpose"], top)
+    yield from _overlaps(result["overlaps"])
     yield from _collectives(result["collectives"], top)
     yield from _messages(result["point_to_point"], top)
     yield from _unmatched(result["unmatched"], top)
@@ -60,6 +62,41 @@ def _participants(participants: Sequence[Row], top: int) -> Iterator[RenderableT
     yield from left_out(participants, top, "participants, less exposed")
 
 
+def _by_purpose(shares: Sequence[Row], top: int) -> Iterator[RenderableType]:
+    """What communication is for: busy, exposed and removable time, summed over participants."""
+    if not shares:
+        return
+    shown = shares[:top]
+    removable = [share["removable"] for share in shown]
+    unit = unit_for(share[key] for share in shown for key in ("busy_ns", "exposed_ns"))
+    rows = [
+        (
+            *(unit.text(share[key]) for key in ("busy_ns", "exposed_ns")),
+            *(UNKNOWN if (ns := saved[key]) is None else unit.text(ns) for key in ("transfer_ns", "communication_ns")),
+            size_text(share["payload_bytes"]),
+            f"{share['calls']:,}",
+            f"{share['dimension']}: {share['purpose']}",
+        )
+        for share, saved in zip(shown, removable, strict=True)
+    ]
+    yield heading(f"By dimension and purpose ({unit.name}, all participants; saved by one kind alone, by replay)")
+    yield Rows(("busy", "exposed", "transfers", "and waits", "payload", "calls", "name"), rows)
+    yield from left_out(shares, top, "purposes, less exposed")
+
+
+def _overlaps(overlaps: Sequence[Row]) -> Iterator[RenderableType]:
+    """Kinds of overlap that were seen."""
+    if not overlaps:
+        return
+    unit = unit_for(overlap["busy_ns"] for overlap in overlaps)
+    rows = [
+        (unit.text(overlap["overlapped_ns"]), unit.text(overlap["busy_ns"]), f"{overlap['calls']:,}", overlap["kind"])
+        for overlap in overlaps
+    ]
+    yield heading(f"Kinds of overlap ({unit.name}, all participants)")
+    yield Rows(("hidden", "busy", "calls", "name"), rows)
+
+
 def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableType]:
     """The collectives with the longest exposed call, and how that call divides into wait and transfer."""
     if not collectives:
@@ -74,7 +111,7 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
             where(c["last"]),
             size_text(c["payload_bytes"]),
             str(len(c["participants"])),
-            f"{c['op']}, {c['group']}",
+            f"{c['op']}, {c['group']}{_purpose(c)}",
         )
         for call, c in longest
     ]
@@ -110,3 +147,8 @@ def _unmatched(calls: Sequence[Row], top: int) -> Iterator[RenderableType]:
         yield heading(f"{names.total():,} calls stay whole: {reason}")
         yield Rows(("calls", "name"), [(f"{count:,}", name) for name, count in names.most_common(top)])
         yield from left_out(names, top, "names")
+
+
+def _purpose(row: Row) -> str:
+    """What a collective is for, where that is known."""
+    return "" if row["purpose"] in {None, "unknown"} else f": {row['purpose']}"

@@ -20,6 +20,7 @@ from traceflow.report.moe import moe_parts
 from traceflow.report.names import numbers, printable, short_name, where
 from traceflow.report.path_text import path_parts, predicted_path_parts
 from traceflow.report.plan import plan_parts
+from traceflow.report.plan_check import plan_check_parts
 from traceflow.report.savings import effect_parts, savings_parts
 from traceflow.report.sharding import sharding_parts
 from traceflow.report.slowdown import slowdown_parts
@@ -281,6 +282,11 @@ def _check(document: Document, top: int) -> Iterator[RenderableType]:
     yield from gate_parts(document["result"], top)
 
 
+def _plan_check(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("Plan against trace", document)
+    yield from plan_check_parts(document["result"], top)
+
+
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "summary": _summary,
     "critical-path": _critical_path,
@@ -296,6 +302,7 @@ _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
     "collective-matmul": _collective_matmul,
     "budget": _budget,
     "plan": _plan,
+    "plan-check": _plan_check,
     "plan-compare": _plan_compare,
     "diff": _diff,
     "check": _check,

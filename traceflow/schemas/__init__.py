@@ -22,6 +22,7 @@ KINDS = (
     "sharding",
     "collective-matmul",
     "plan",
+    "plan-check",
     "plan-compare",
     "diff",
     "check",
