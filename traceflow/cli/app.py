@@ -14,6 +14,7 @@ from traceflow.cli.export import export
 from traceflow.cli.open import open_in
 from traceflow.cli.options import verb
 from traceflow.cli.plan import plan
+from traceflow.cli.plan_check import plan_check
 from traceflow.cli.plan_compare import plan_compare
 from traceflow.cli.query import query
 from traceflow.cli.report import report
@@ -54,6 +55,7 @@ app.command("what-if")(verb(what_if))
 app.command()(verb(diff))
 app.command()(verb(check))
 plan.command("compare")(verb(plan_compare))
+plan.command("check")(verb(plan_check))
 app.add_typer(plan, name="plan")
 app.command("open")(verb(open_in))
 app.add_typer(export, name="export")
