@@ -25,6 +25,7 @@ _NO_QUESTION = (
     "plan",
     "plan-compare",
 )  # asked of more than one input, or told more
+_DETAILS = {("moe", "calls"), ("communication", "by_purpose")}  # other tables in parts or sums: meant where named
 _LEFT_OUT = {"by_kind_ns"}  # objects that leave out what is zero
 _ANY = "*"  # a key that the data name, such as a kind of work
 
@@ -41,10 +42,10 @@ class Path:
 
 
 def path_of(name: str) -> Path:
-    """The figure that a name means: of those in one kind of result the least deep, of equals the first.
+    """The figure that a name means: of those in one kind of result the least deep.
 
     Raises:
-        TraceflowError: TF112 where no figure is called so, or some are in different kinds of result.
+        TraceflowError: TF112 where no figure is called so, or several are, in different results or equally deep.
 
     Example:
         >>> str(path_of("exposed_share")), str(path_of("critical_path.by_kind_ns.compute"))
@@ -54,8 +55,9 @@ def path_of(name: str) -> Path:
     if name in _SHORT:
         return Path(_SHORT[name][0], _SHORT[name][1:])
     found = [path for path in _paths() if _ends_with(path, parts)]
+    found = [path for path in found if (path.kind, path.keys[0]) not in _DETAILS or path.keys[0] in parts]
     least = {kind: min(len(path.keys) for path in found if path.kind == kind) for kind in (p.kind for p in found)}
-    shallow = [next(p for p in found if p.kind == kind and len(p.keys) == depth) for kind, depth in least.items()]
+    shallow = [path for path in found if len(path.keys) == least[path.kind]]
     if len(shallow) > 1:
         hint = f"name one of {', '.join(map(str, shallow))}"
         raise TraceflowError("TF112", f"cannot tell what {name} means", "several figures are called so", hint)

@@ -16,8 +16,10 @@ from jsonschema import Draft202012Validator
 from sources import ROOT
 
 from traceflow.analyzers.changes import Drop, Scale
+from traceflow.asking import check, diff
 from traceflow.cli import main
 from traceflow.intent.plan import ParallelPlan, plan_step
+from traceflow.intent.split import Layer, compare_split
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.result import Note, Result, Tally
 from traceflow.run import Run
@@ -38,7 +40,8 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, object]]:
     """Every number of an output with the key it stands under, those of an object of durations included."""
     if isinstance(value, dict):
         for key, item in value.items():
-            yield from figures(item, name if name.endswith("_ns") else key)
+            inherits = name.endswith("_ns") and not key.endswith(("_ratio", "measure", "significant"))
+            yield from figures(item, name if inherits else key)
     elif isinstance(value, list):
         for item in value:
             yield from figures(item, name)
@@ -91,6 +94,9 @@ def results(run: Run) -> Iterator[Result]:
     yield run.budget(hardware="h100")
     yield run.what_if(Scale("@transfer", 0.5), Drop("@rendezvous"))
     yield plan_step(ParallelPlan(world=2, ep=2))
+    yield compare_split(Layer(rows=8, width=8, hidden=8, devices=8))
+    yield diff(run, run, ["less step time", "exposed_share < 0.05", "same outputs"])
+    yield check(run, ["exposed_share < 0.15", "makespan_ns <= 1.02 * baseline", "hot_expert_ratio < 2"], baseline=run)
     yield run.plan_check(plan_step(ParallelPlan(world=2, ep=2)))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
 from traceflow.errors import TraceflowError
@@ -45,7 +46,7 @@ def recorded_outputs(capture: Path) -> dict[str, NDArray[Any]] | None:
 
 def _read(file: Path) -> dict[str, NDArray[Any]]:
     try:
-        with np.load(file, allow_pickle=False) as stored:
+        with file.open("rb") as content, NpzFile(content, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error

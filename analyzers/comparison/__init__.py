@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 __all__ = ["Compared", "Diff", "diff", "observe"]
 
 _NO_OUTPUTS = "no outputs were recorded in {}: attach them as outputs.npz, in recorder.attach"
-_WHOLE = ("_ns", "_bytes", "_calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class Compared:
     def median(self, side: str) -> Json:
         """The median of one side."""
         sample: Sample | None = getattr(self, side)
-        return None if sample is None else _figure(self.name, sample.median)
+        return None if sample is None else sample.figures(self.name)["median"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -225,11 +224,4 @@ def _unknown(sides: Mapping[str, Observation]) -> Iterator[Skipped]:
 
 
 def _side(name: str, sample: Sample | None) -> Json:
-    if sample is None:
-        return None
-    figures = {which: _figure(name, getattr(sample, which)) for which in ("median", "low", "high")}
-    return {**figures, "steps": len(sample.values)}
-
-
-def _figure(name: str, value: float) -> int | float:
-    return round(value) if name.endswith(_WHOLE) else value
+    return None if sample is None else sample.figures(name)

@@ -131,7 +131,9 @@ def judged(claim: Claim, a: Observation, b: Observation, numerics: Numerics | No
     if any(name.endswith(OUTPUTS) for name in names):
         return _of_outputs(claim, numerics)
     sides = {name: _sample(name, a, b) for name in names}
-    evidence: dict[str, Json] = {name: _figures(sample) for name, sample in sides.items() if isinstance(sample, Sample)}
+    evidence: dict[str, Json] = {
+        name: sample.figures(name) for name, sample in sides.items() if isinstance(sample, Sample)
+    }
     unknown = {name: sample for name, sample in sides.items() if isinstance(sample, str)}
     if unknown:
         why = "; ".join(f"{name} is not known: {reason}" for name, reason in unknown.items())
@@ -166,10 +168,6 @@ def _holds(comparison: Comparison, samples: Mapping[str, Sample]) -> bool | None
         return Span(*samples[quantity.name].span)
 
     return holds(comparison.sign, value_of(comparison.left, spread), value_of(comparison.right, spread))
-
-
-def _figures(sample: Sample) -> Json:
-    return {"median": sample.median, "low": sample.low, "high": sample.high, "steps": len(sample.values)}
 
 
 def read_claims(texts: Sequence[str]) -> tuple[Claim, ...]:

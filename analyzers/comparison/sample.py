@@ -13,8 +13,10 @@ from numpy.typing import NDArray
 from traceflow.result import Json, Provenance
 
 STEPS_NEEDED = 5  # of each run: with fewer, two runs of one program lie apart by chance too often
-_WIDER = ((10, 3.0), (20, 2.0))  # below so many steps, the spread counts so many times
+_MANY = 20  # steps; fewer show little of the spread, which then counts half as much again
+_WIDER = 1.5
 _ERROR = 0.01  # how often the interval of a change may miss it
+_WHOLE = ("_ns", "_bytes", "_calls")
 _MOST = 60  # values of a run that the interval is made of
 
 
@@ -47,13 +49,23 @@ class Sample:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The spread as it counts: few steps show little of it, so that it is widened around the median.
-
-        Three times with fewer than 10 steps, twice with fewer than 20.
-        """
-        wider = next((times for below, times in _WIDER if len(self.values) < below), 1.0)
+        """The spread as it counts: fewer than 20 steps show little of it, so that it is widened by half."""
+        wider = _WIDER if len(self.values) < _MANY else 1.0
         middle = self.median
         return middle - wider * (middle - self.low), middle + wider * (self.high - middle)
+
+    def figures(self, name: str) -> dict[str, Json]:
+        """What a result tells of it; times, sizes and counts are whole numbers.
+
+        Args:
+            name: Of the quantity, which tells what it is measured in.
+        """
+        values = {"median": self.median, "low": self.low, "high": self.high}
+        whole = name.endswith(_WHOLE)
+        return {
+            **{which: round(value) if whole else value for which, value in values.items()},
+            "steps": len(self.values),
+        }
 
     @property
     def settled(self) -> bool:
@@ -85,20 +97,20 @@ class Change:
 def change(a: Sample, b: Sample) -> Change:
     """Compare two samples; a difference inside the spread is none.
 
-    Of two runs of one program with 5 steps each, fewer than 1 in 1,000 pairs differ by this, and fewer than 1 in 100
-    where the time of a step has half of its deviation from the one before.
+    Of two runs of one program with 5 steps each, 1 pair in 1,000 differs by this; 1 in 40 where each step takes half of
+    its deviation from the one before, and 1 in 1,000 again with 8 steps.
 
     Example:
         >>> of = lambda *values: Sample(values, Provenance.MEASURED)
         >>> change(of(99, 99, 100, 101, 101), of(109, 109, 110, 111, 111))
-        Change(change_ratio=0.1, spread_ratio=0.06, significant=True)
-        >>> change(of(99, 99, 100, 101, 101), of(103, 103, 104, 105, 105)).significant
+        Change(change_ratio=0.1, spread_ratio=0.03, significant=True)
+        >>> change(of(99, 99, 100, 101, 101), of(102, 102, 103, 104, 104)).significant
         False
     """
     first, second = (a, b) if a.median <= b.median else (b, a)
     end, begin = first.span[1], second.span[0]
     spread = (end - first.median) + (second.median - begin)
-    apart = end < begin
+    apart = bool(end < begin)
     known = not apart or (a.settled and b.settled)
     if not a.median:
         return Change(None, None, apart if known else None)

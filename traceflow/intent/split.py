@@ -47,7 +47,7 @@ class Layer:
         what = f"cannot divide X[{self.rows},{self.width}] and hidden {self.hidden} among {self.devices} devices"
         if min(self.rows, self.width, self.hidden, self.devices) < 1:
             raise TraceflowError("TF151", what, "sizes are 1 at least", "give the sizes of a layer")
-        if not shape_bytes(f"{self.dtype}[8]"):
+        if shape_bytes(f"{self.dtype}[8]") < 1:
             raise TraceflowError(
                 "TF151", what, f"no element type is called {self.dtype}", "use one such as bf16 or f32"
             )
