@@ -18,6 +18,7 @@ from recorded import executed, manifest_of, operations_of
 
 import traceflow
 from traceflow import evidence
+from traceflow.analyzers.moe.rows import complete_calls, count_rows
 from traceflow.collectors.workloads import moe_jax, moe_reference
 from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.collectors.workloads.moe_jax_layers import (
@@ -360,6 +361,28 @@ def test_the_routing_lies_beside_the_trace(captures: dict[str, Path], variant: s
 
 
 @each_variant
+def test_the_record_of_the_recording_is_the_workload_s_own(captures: dict[str, Path], variant: str) -> None:
+    with np.load(captures[variant] / moe_jax.ROUTING) as file:
+        wanted = dict(file)
+    run = traceflow.open(captures[variant])
+    assert run.evidence.routing is not None
+    (record,) = run.evidence.routing.layers
+    np.testing.assert_array_equal(record.assigned, wanted["assigned"])
+    rows = count_rows(record, complete_calls(record))
+    np.testing.assert_array_equal(rows.dropped, wanted["dropped"])
+    np.testing.assert_array_equal(rows.executed.sum(axis=2), wanted["rows"])
+    found = run.moe(step=2)
+    (layer,) = found.layers
+    kept = int(wanted["assigned"][2].sum() - wanted["dropped"][2].sum())
+    unused = layer.executed_rows - kept
+    empty = {"capacity": (unused, 0), "ragged": (0, 0), "masked": (0, unused)}
+    assert (layer.capacity_padding_rows, layer.masked_rows) == empty[variant]
+    stages = {(stage.stage, stage.direction, stage.device) for stage in found.stages}
+    assert {("experts", way, device) for way in ("forward", "backward") for device in range(8)} <= stages
+    assert found.balance is not None
+
+
+@each_variant
 def test_a_step_fetches_once_and_on_the_way_sends_nothing_to_the_host(captures: dict[str, Path], variant: str) -> None:
     found = evidence.read(captures[variant])
     names = [found.trace.strings[code] for code in found.trace.events.name]
@@ -379,6 +402,9 @@ def test_two_processes_of_four_devices_train_together(tmp_path: Path) -> None:
         keys.append(set(found.communications.key.tolist()))
         with np.load(capture / moe_jax.ROUTING) as file:
             routings.append(dict(file))
+        (record,) = evidence.read(capture).routing.layers  # type: ignore[union-attr]  # it has one
+        assert record.assigned.shape[1] == 8
+        assert ((record.assigned[0, :, 0] >= 0) == (np.arange(8) // 4 == rank)).all()
     assert len(devices[0]) == len(devices[1]) == 4
     assert not devices[0] & devices[1]
     assert keys[0] == keys[1]

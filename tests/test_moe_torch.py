@@ -17,6 +17,8 @@ from moe_torch_cases import REAL, counted, doubles, expected, first_batch, real_
 from recorded import manifest_of
 from torch_programs import Case, Outcome, learn, learn_on
 
+import traceflow
+from traceflow.analyzers.moe.rows import complete_calls, count_rows
 from traceflow.collectors.workloads import moe_reference, moe_torch, torch_processes
 from traceflow.collectors.workloads.moe_torch_layers import (
     EDP,
@@ -35,6 +37,8 @@ from traceflow.collectors.workloads.moe_torch_layers import (
 from traceflow.collectors.workloads.moe_torch_reference import Rule, evaluate
 from traceflow.collectors.workloads.torch_stages import backward
 from traceflow.errors import TraceflowError
+from traceflow.intent.routing import Routing
+from traceflow.run import Run
 from traceflow.trace.flight_recorder import with_recording_beside
 from traceflow.trace.kineto import read_kineto
 from traceflow.trace.model import Trace
@@ -397,6 +401,49 @@ def test_the_routing_lies_beside_the_trace(captures: dict[str, Path], layout: st
     assert {name: routing[name] for name in asdict(FOUR[layout])} == asdict(FOUR[layout])
     fields = {**asdict(REAL), "capacity_factor": None if room is None else 1.0}
     assert {name: routing.get(name) for name in fields} == fields
+
+
+@each_layout
+def test_the_record_of_the_recording_is_the_workload_s_own(captures: dict[str, Path], layout: str) -> None:
+    with np.load(captures[layout] / moe_torch.ROUTING) as file:
+        counted = dict(file)
+    run = traceflow.open(captures[layout])
+    routing = run.evidence.routing
+    assert routing is not None
+    (record,) = routing.layers
+    np.testing.assert_array_equal(record.assigned, counted["assigned"])
+    rows = count_rows(record, complete_calls(record))
+    np.testing.assert_array_equal(rows.dropped, counted["dropped"])
+    np.testing.assert_array_equal(rows.executed, counted["expert_rows"])
+    np.testing.assert_array_equal(rows.sent, counted["sent"])
+    for rank in range(PROCESSES):
+        mine = rows.sent[:, list(record.ep_groups[rank]), rows.own[rank]]
+        np.testing.assert_array_equal(mine, counted["received"][:, rank])
+    found = run.moe(step=3)
+    (layer,) = found.layers
+    assert layer.dropped == counted["dropped"][3].sum()
+    assert list(layer.rows_per_rank) == counted["rows"][3].tolist()
+    kept = counted["assigned"][3].sum() - layer.dropped
+    assert layer.capacity_padding_rows == counted["rows"][3].sum() // FOUR[layout].etp - kept
+    assert layer.alignment_padding_rows == layer.masked_rows == 0
+    assert found.agreement is not None
+    assert found.agreement.compared == PROCESSES * 6  # rows, gates and results, both ways
+    assert found.agreement.differences == ()
+    assert found.balance is not None
+    assert {stage.stage for stage in found.stages} >= {"route", *MIX_STAGES}
+
+
+@each_layout
+def test_another_routing_than_the_recorded_one_is_noticed(captures: dict[str, Path], layout: str) -> None:
+    run = traceflow.open(captures[layout])
+    routing = run.evidence.routing
+    assert routing is not None
+    record = replace(routing.layers[0], assigned=routing.layers[0].assigned[:, ::-1])  # as if ranks were mixed up
+    if layout == "ep2_edp2":  # a capacity sends as many rows whatever was chosen
+        record = replace(record, shape=replace(record.shape, capacity=5))
+    mistaken = replace(run.evidence, routing=Routing((record,)))
+    findings = [finding.code for finding in Run(mistaken, ("a",)).moe(step=3).findings]
+    assert "TF222" in findings
 
 
 def test_experts_by_name_do_not_change_from_step_to_step(captures: dict[str, Path]) -> None:

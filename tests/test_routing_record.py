@@ -22,6 +22,7 @@ COLUMNS = {
     "occurrence": 0,
     "sources": 1,
     "first_source": 0,
+    "all_sources": ABSENT,
     "experts": 4,
     "topk": 2,
     "capacity": ABSENT,
@@ -91,6 +92,13 @@ def test_devices_of_one_process_are_sources(tmp_path: Path) -> None:
     assert layer.assigned.tolist() == [[[0, 1, 2, 3], [4, 5, 6, 7]]]
 
 
+def test_devices_of_another_process_leave_a_gap(tmp_path: Path) -> None:
+    write(tmp_path, 1, call(np.ones((2, 4)), sources=2, first_source=2, all_sources=4))
+    (layer,) = read(tmp_path).layers
+    assert layer.device.tolist() == [ABSENT, ABSENT, 2, 3]
+    assert (layer.assigned[0, :, 0] == [ABSENT, ABSENT, 1, 1]).all()
+
+
 def test_a_rank_that_did_not_record_leaves_a_gap(tmp_path: Path) -> None:
     write(tmp_path, 0, call([1, 2, 3, 4], ep_group=[0, 1]))
     (layer,) = read(tmp_path).layers
@@ -127,7 +135,7 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Callable[[Path], ob
 
 
 def test_values_of_a_combination_are_read(tmp_path: Path) -> None:
-    arrays = {
+    arrays: dict[str, Any] = {
         "layer": 3,
         "returned": np.ones((2, 4), np.float32),
         "token": [0, 0],
@@ -208,6 +216,7 @@ def test_arrays_of_jax_are_copied_at_the_end() -> None:
     arrays = log.arrays(7)
     assert arrays["sources"].tolist() == [2]
     assert arrays["first_source"].tolist() == [0]  # rows are those of all devices, whatever the process
+    assert arrays["all_sources"].tolist() == [2]
     assert arrays["tokens_per_expert"].tolist() == [1, 2, 3, 4]
 
 

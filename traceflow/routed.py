@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -156,12 +156,21 @@ class RoutingLog:
         return packed([_counted(*call, rank) for call in calls], overwritten=self._count - len(calls))
 
 
-def _counted(columns: dict[str, int], lists: dict[str, Any], rank: int) -> tuple[dict[str, int], dict[str, Any]]:
+class _Host(NamedTuple):
+    """Values on the host, [rows, ...] of all that there are."""
+
+    values: Any
+    first: int  # number of the first row among all processes
+    rows: int  # of all processes
+
+
+def _counted(columns: dict[str, int], lists: dict[str, _Host], rank: int) -> tuple[dict[str, int], dict[str, Any]]:
     """A call with what the shape of its counts tells; those of one source are of this process."""
-    first, counts = lists["tokens_per_expert"]
-    sources = len(counts) if counts.ndim > 1 else 1
-    own = {"sources": sources, "first_source": first if counts.ndim > 1 else rank, "experts": counts.shape[-1]}
-    return {**columns, **own}, {name: values for name, (_, values) in lists.items()}
+    counts, values = lists["tokens_per_expert"], {name: value.values for name, value in lists.items()}
+    own = {"sources": 1, "first_source": rank, "all_sources": ABSENT, "experts": counts.values.shape[-1]}
+    if counts.values.ndim > 1:
+        own |= {"sources": len(counts.values), "first_source": counts.first, "all_sources": counts.rows}
+    return {**columns, **own}, values
 
 
 class _Ring:
@@ -194,14 +203,16 @@ class _Slot:
         self.ring, self.at, self.shape = ring, at, shape
 
 
-def _read(value: Any, rings: Mapping[int, Any]) -> tuple[int, Any]:
-    """Values on the host, and the number of their first row among all processes."""
+def _read(value: Any, rings: Mapping[int, Any]) -> _Host:
+    """What was kept of a list."""
     if isinstance(value, _Slot):
-        return 0, rings[id(value.ring)][value.at].reshape(value.shape)
+        row = rings[id(value.ring)][value.at].reshape(value.shape)
+        return _Host(row, 0, len(row))
     if not _is_of("jax", "Array", value) or value.is_fully_addressable:
-        return 0, np.asarray(value)
+        whole = np.asarray(value)
+        return _Host(whole, 0, len(whole))
     parts = {shard.index[0].start or 0: np.asarray(shard.data) for shard in value.addressable_shards}
-    return min(parts), np.concatenate([parts[start] for start in sorted(parts)])
+    return _Host(np.concatenate([parts[start] for start in sorted(parts)]), min(parts), len(value))
 
 
 def _is_of(module: str, name: str, value: object) -> bool:

@@ -259,6 +259,7 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
     train = train_step(variant, mesh, size)
     weights, routings, fetched = place_weights(mesh, initial_weights(size)), [], []
     batches = [place_rows(mesh, *batch(size, number)) for number in range(steps)]
+    (every,) = place_rows(mesh, np.full((mesh.size, size.experts), size.tokens // mesh.size, np.float32))
     losses = _reference_losses(size, mesh.size, steps, drop=variant == "capacity")
     started_ns = time.time_ns()
     with record(path, force=force, warmup=WARMUP) as recorder:
@@ -266,7 +267,7 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
             with recorder.step() as step:
                 weights, loss, routing = train(weights, *inputs)
                 found = float(step.fetch(loss))
-            _tell(variant, size, mesh.size, routing)
+            _tell(variant, size, mesh.size, routing, every)
             routings.append(routing)
             check_loss(path, found, expected, tolerance=TOLERANCE)
             fetched.append(found)
@@ -275,13 +276,13 @@ def _record(path: Path, variant: str, mesh: Mesh, size: Size, *, steps: int, for
         _save(path / ROUTING, variant, size, process_allgather(routings, tiled=True))
 
 
-def _tell(variant: str, size: Size, devices: int, routing: Routing) -> None:
-    """Let the recording know what the routers of all devices chose; where experts travel, all multiply all rows."""
+def _tell(variant: str, size: Size, devices: int, routing: Routing, every: jax.Array) -> None:
+    """Let the recording know what the routers of all devices chose; where experts travel, all multiply every row."""
     moe(
         layer=0,
         tokens_per_expert=routing.assigned,
         topk=size.choices,
-        expert_rows=np.full((devices, size.experts), size.tokens // devices) if variant == "masked" else None,
+        expert_rows=every if variant == "masked" else None,
         capacity=size.capacity(devices) if variant == "capacity" else None,
         hidden=size.model,
         itemsize=4,

@@ -3,7 +3,7 @@
 A trace does not tell it. Where capacity pads each exchange it shows perfect balance, and nowhere does it show what was
 dropped. So programs count on the device what their routers choose, and `traceflow.moe` keeps it: one file per process,
 `rankNNNNN.routing.npz`, with a row per call, in order of the calls. Columns [calls] are `step`, `layer`, `occurrence`
-(which call of the layer in the step, from 0) and the fields of `Shape`; `name` with `name_ends` holds lists of unequal
+(which call of the layer in the step, from 0), which `sources` of tokens it has of `all_sources`, and the fields of `Shape`; `name` with `name_ends` holds lists of unequal
 length, those of call i up to `name_ends[i]`.
 
 Whether results are combined as they should be, counts do not tell. Values of a call can be attached for that,
@@ -126,7 +126,15 @@ def packed(calls: Sequence[tuple[Mapping[str, int], Mapping[str, Any]]], *, over
         calls: For each, its columns and its lists, of any shape.
         overwritten: How many earlier calls are lost.
     """
-    names = ("step", "layer", "occurrence", "sources", "first_source", *(field.name for field in fields(Shape)))
+    names = (
+        "step",
+        "layer",
+        "occurrence",
+        "sources",
+        "first_source",
+        "all_sources",
+        *(field.name for field in fields(Shape)),
+    )
     arrays: dict[str, Any] = {name: np.array([columns[name] for columns, _ in calls], np.int64) for name in names}
     for name in LISTS:
         parts = [np.asarray(lists.get(name, ()), np.int64).ravel() for _, lists in calls]
@@ -223,8 +231,9 @@ def _sources(processes: Sequence[_Process]) -> dict[int, tuple[int, int]]:
         counts, firsts = process.columns["sources"], process.columns["first_source"]
         for first, count in set(zip(firsts.tolist(), counts.tolist(), strict=True)):
             alone = count == 1 and first == process.rank
-            found |= {first + i: (process.rank, ABSENT if alone else i) for i in range(count)}
+            found |= {first + i: (process.rank, ABSENT if alone else first + i) for i in range(count)}
     named = {int(m) for process in processes for name in LISTS[5:] for m in process.lists[name][0]}
+    named.update(range(max((int(process.columns["all_sources"].max(initial=0)) for process in processes), default=0)))
     return dict(sorted({**{member: (member, ABSENT) for member in named}, **found}.items()))
 
 
