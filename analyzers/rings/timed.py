@@ -111,18 +111,20 @@ class Timed:
         rows = np.flatnonzero(here & (start >= self.window.start_ns) & (start < self.window.end_ns))
         rows = rows[np.argsort(start[rows], kind="stable")]
         ready = self._ready()
-        open_: dict[tuple[Participant, int, int], list[tuple[int, int]]] = defaultdict(list)
+        begun: dict[tuple[Participant, int, int], list[Span]] = defaultdict(list)
         for at in rows.tolist():
             event, row, run = int(hlo.event[at]), int(hlo.instruction[at]), int(hlo.run[at])
-            who, begun = self._participant(event), self.module.start_of(row)
-            start_ns, end_ns, ready_ns = int(start[at]), int(end[at]), int(ready[event])
-            if begun != row and open_[who, begun, run]:
-                start_ns, arrived_ns = open_[who, begun, run].pop(0)
-                ready_ns = max(ready_ns, arrived_ns)
-            elif self.module.opcode[row].endswith("-start"):
-                open_[who, row, run].append((start_ns, ready_ns))
-                continue
-            yield who, begun, run, Span(start_ns, end_ns, min(max(ready_ns, start_ns), end_ns), event)
+            who, issued = self._participant(event), self.module.start_of(row)
+            start_ns, end_ns = int(start[at]), int(end[at])
+            span = Span(start_ns, end_ns, min(max(int(ready[event]), start_ns), end_ns), event)
+            if self.module.opcode[row].endswith("-start"):
+                begun[who, row, run].append(span)
+            elif issued != row and begun[who, issued, run]:
+                yield who, issued, run, _joined(begun[who, issued, run].pop(0), span)
+            else:
+                yield who, issued, run, span
+        # Where the trace holds no ends, what the start launched is all of it.
+        yield from ((who, row, run, span) for (who, row, run), spans in begun.items() for span in spans)
 
     def _participant(self, event: int) -> Participant:
         lane = self.trace.events.lane[event]
@@ -134,6 +136,12 @@ class Timed:
         ready = np.zeros(len(self.trace.events), np.int64)
         ready[self.trace.communications.event] = self.matches.last_ns
         return ready
+
+
+def _joined(start: Span, done: Span) -> Span:
+    """An asynchronous pair: from the beginning of its start to the end of its done."""
+    ready_ns = min(max(start.ready_ns, done.ready_ns if done.ready_ns > done.start_ns else 0), done.end_ns)
+    return Span(start.start_ns, done.end_ns, ready_ns, done.event)
 
 
 def _in_turn(numbers: Sequence[int], executed: Sequence[tuple[int, Span]]) -> dict[int, list[Span]]:

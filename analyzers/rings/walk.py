@@ -232,7 +232,7 @@ class Walk:
 
     def _product(self, row: int, operands: list[Known], outer: Outer, after: int) -> Known:
         left, right = (
-            self._block(o, one) for o, one in zip(self.module.operands_of(row).tolist(), operands, strict=False)
+            self._block(o, one) for o, one in zip(self.module.operands_of(row)[:2].tolist(), operands[:2], strict=True)
         )
         produced = arrays(self.module.shape[row])
         if left is None or right is None or not produced:
