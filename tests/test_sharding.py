@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("jax")
 
+import sharding_automatic_programs  # noqa: F401  # each adds its programs to CASES
+import sharding_expert_programs  # noqa: F401
+import sharding_manual_programs  # noqa: F401
 from sharding_programs import CASES, Case
 
 import traceflow
@@ -51,7 +59,7 @@ def test_a_mismatch_names_the_line_that_it_comes_from(name: str) -> None:
     for finding in found(name).findings:
         source = finding.evidence["source"]
         assert isinstance(source, str)
-        assert "sharding_programs.py:" in source or finding.evidence.get("array") == "x"
+        assert "_programs.py:" in source or finding.evidence.get("array") == "x"
 
 
 def test_a_gathered_parameter_tells_axes_bytes_and_instructions() -> None:
@@ -67,6 +75,62 @@ def test_a_rematerialisation_is_pinned_to_its_instruction_and_collectives() -> N
     [finding] = found("rematerialised_in_full").findings
     assert finding.evidence["instructions"] == ["all-gather", "all-gather.1"]
     assert finding.evidence["from"] == "{devices=[2,3]<=[6]}"
+
+
+TWELVE = """
+import json, sys
+import jax, jax.numpy as jnp
+from jax import lax
+from sharding_programs import array, grid, on
+from traceflow.analyzers.sharding import sharding
+from traceflow.collectors.jax import compile_only
+
+def found(sizes, names, before, after):
+    mesh = grid(*sizes, names=names)
+    def f(x):
+        y = lax.with_sharding_constraint(jnp.sin(x), on(mesh, *before))
+        return lax.with_sharding_constraint(y * 2, on(mesh, *after))
+    result = sharding(compile_only(jax.jit(f), array(mesh, (48, 48), *before)))
+    return [(one.code, one.evidence["instructions"], one.evidence["source"]) for one in result.findings]
+
+flat, cube = ("a", "b"), ("a", "b", "c")
+print(json.dumps([
+    found((3, 4), flat, ("a", "b"), ("b", "a")),
+    found((3, 4), flat, ("a", "b"), ("a", "b")),
+    found((2, 2, 3), cube, ("c", ("a", "b")), (("a", "b"), "c")),
+    found((2, 2, 3), cube, ("c", ("a", "b")), ("c", ("a", "b"))),
+]))
+"""
+
+
+def test_rematerialisations_on_twelve_devices_are_pinned_to_a_line(tmp_path: Path) -> None:
+    program = tmp_path / "twelve.py"
+    program.write_text(TWELVE)
+    paths = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    devices = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_NUM_CPU_DEVICES": "12"}
+    done = subprocess.run(
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **devices, "PYTHONPATH": paths},
+    )
+    assert done.returncode == 0, done.stderr
+    flat, flat_twin, cube, cube_twin = json.loads(done.stdout)
+    line = next(n for n, text in enumerate(TWELVE.splitlines(), 1) if "y * 2" in text)
+    assert [(code, Path(source).name) for code, _, source in flat] == [("TF235", f"twelve.py:{line}")]
+    assert [(code, Path(source).name) for code, _, source in cube] == [("TF235", f"twelve.py:{line}")]
+    assert all(instructions for _, instructions, _ in (*flat, *cube))
+    assert flat_twin == cube_twin == []
+
+
+def test_a_pair_that_a_backend_turned_into_a_reduce_scatter_is_left_alone() -> None:
+    program = compiled(CASES["reduced_and_then_cut"])
+    module = program.compiled
+    assert module is not None
+    fused = replace(module, opcode=tuple("reduce-scatter" if o == "all-reduce" else o for o in module.opcode))
+    assert {f.code for f in sharding(program).findings} == {"TF232"}
+    assert sharding(replace(program, compiled=fused)).findings == ()
 
 
 def test_uneven_columns_tell_local_shape_and_padding() -> None:

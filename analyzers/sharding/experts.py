@@ -8,7 +8,7 @@ attention or dropout, chooses no expert, nor do scores themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from traceflow.analyzers.sharding.flow import Flow
@@ -81,6 +81,7 @@ class _Search:
         self.module = module
         self.flow = Flow(module)
         self.chosen = self._chosen()
+        self.entered = [(row, factor) for factor in sorted(self.chosen) for row in self.flow.users[factor]]
         self.products = [product for row in module.dots for product in self._products(row)] if self.chosen else []
 
     def _products(self, row: int) -> Iterator[_Product]:
@@ -145,22 +146,22 @@ class _Search:
             yield from ((one, other) for one in operands for other in operands if one != other)
 
     def _spread(self, row: int) -> Iterator[int]:
-        return self.flow.made_of(row, lambda at: self.module.opcode[at] in _SPREADING)
+        """What a value was before it was repeated along other dimensions, itself first."""
+        spreads = self.module.opcode[row] in _SPREADING
+        return self.flow.made_of(row, lambda at: self.module.opcode[at] in _SPREADING) if spreads else iter((row,))
 
     def _narrow(self, row: int) -> int:
-        """What a value was before it was repeated along other dimensions."""
-        *_, last = self._spread(row) if self.module.opcode[row] in _SPREADING else (row,)
+        *_, last = self._spread(row)
         return last
 
     def _mask(self, product: int, experts: int, *, apart: bool) -> int | None:
         """What keeps few of the results of a product by a choice, where results of experts are together or apart."""
-        made = set(self.flow.makes(product))
-        for row in made:
-            for factor in self.module.operands_of(row).tolist():
-                if factor not in self.chosen or factor in made:
-                    continue
-                if self._picks(row, factor) or self._combines(row, factor, experts) or (apart and self._adds(row)):
-                    return int(factor)
+        made = set(self.flow.makes(product)) if self.entered else set()
+        for row, factor in self.entered:
+            if row not in made or factor in made:
+                continue
+            if self._picks(row, factor) or self._combines(row, factor, experts) or (apart and self._adds(row)):
+                return factor
         return None
 
     def _picks(self, row: int, factor: int) -> bool:
@@ -192,19 +193,30 @@ class _Search:
         return self.flow.makes(row, lambda at: self.module.opcode[at] in borders or self.flow.moves(at))
 
     def _chosen(self) -> frozenset[int]:
-        """What is made of choices: masks and indices, up to the products that they enter."""
-        choices = (row for row in range(len(self.module)) if self._chooses(row))
-        return frozenset(at for row in choices for at in self.flow.makes(row, lambda at: at not in self.module.dots))
+        """What is made of choices: masks and indices, up to the products that they enter.
 
-    def _chooses(self, row: int) -> bool:
-        """Whether an instruction tells the largest of what is given, or compares scores by their rank."""
-        module, opcode = self.module, self.module.opcode[row]
-        sorts = opcode in _SORTING or module.custom_call_target.get(row, "").startswith(_SORTING_CALLS)
-        finds = opcode == "reduce" and len(arrays(module.shape[row])) > 1  # with an index: argmax
-        if not (sorts or finds or opcode == "compare"):
-            return False
-        before = list(self.flow.made_of(row, lambda at: at not in module.dots))
-        scored = any(at in module.dots for at in before)
-        if opcode == "compare":
-            return scored and any(module.opcode[at] in _RANKING for at in before)
-        return scored or any(module.opcode[at] == "parameter" for at in before)
+        A choice tells the largest of what is given, or compares scores by their rank.
+        """
+        opcode, shape = self.module.opcode, self.module.shape
+        rows = range(len(self.module))
+        scored = self._behind(self.module.dots)
+        given = scored | self._behind(row for row in rows if opcode[row] == "parameter")
+        ranked = self._behind(row for row in rows if opcode[row] in _RANKING)
+        finding = (row for row in rows if opcode[row] == "reduce" and len(arrays(shape[row])) > 1)  # the index as well
+        sorting = (row for row in rows if self._sorts(row))
+        comparing = (row for row in rows if opcode[row] == "compare" and row in ranked and row in scored)
+        return self._behind([*(given & {*finding, *sorting}), *comparing])
+
+    def _sorts(self, row: int) -> bool:
+        target = self.module.custom_call_target.get(row, "")
+        return self.module.opcode[row] in _SORTING or target.startswith(_SORTING_CALLS)
+
+    def _behind(self, rows: Iterable[int]) -> frozenset[int]:
+        """Some values and what is made of them, up to the products that they enter."""
+        waiting = list(rows)
+        seen = set(waiting)
+        for row in waiting:
+            new = [at for at in self.flow.results[row] if at not in seen]
+            seen.update(new)
+            waiting += [at for at in new if at not in self.module.dots]
+        return frozenset(seen)

@@ -46,6 +46,14 @@ class Flow:
         return callers
 
     @cached_property
+    def members(self) -> dict[int, list[int]]:
+        """The instructions of each computation."""
+        members: dict[int, list[int]] = {}
+        for row, computation in enumerate(self.module.computation.tolist()):
+            members.setdefault(computation, []).append(row)
+        return members
+
+    @cached_property
     def sources(self) -> list[list[int]]:
         """What each row is made of: operands, and across the borders of loops and calls what enters and leaves there.
 
@@ -109,12 +117,9 @@ class Flow:
         """Whether an instruction only moves its operand; a fusion does where everything in it does."""
         module = self.module
         if module.opcode[row] in {"fusion", "call"}:
-            inside = set(module.called_by(row).tolist())
-            return bool(inside) and all(
-                module.opcode[at] in MOVES | {"parameter", "constant", "partition-id"} or at in self.indices
-                for at in range(len(module))
-                if int(module.computation[at]) in inside
-            )
+            inside = [at for called in module.called_by(row).tolist() for at in self.members.get(called, ())]
+            still = MOVES | {"parameter", "constant", "partition-id"}
+            return bool(inside) and all(module.opcode[at] in still or at in self.indices for at in inside)
         return base_opcode(module.opcode[row]) in MOVES
 
     @cached_property

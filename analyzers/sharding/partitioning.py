@@ -14,6 +14,7 @@ from traceflow.intent.mesh import Axes, Mesh
 from traceflow.intent.spec import Spec
 from traceflow.program.arithmetic import arrays
 from traceflow.program.compilation import Compilation
+from traceflow.program.cost import Cost, ProgramCost
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.sharding import parse_sharding
 from traceflow.program.traffic import value_bytes
@@ -70,6 +71,12 @@ class Partitioning:
     def whole_flow(self) -> Flow | None:
         """Of the program before it is divided, with shardings everywhere."""
         return None if self.compilation.propagated is None else Flow(self.compilation.propagated)
+
+    @cached_property
+    def whole_cost(self) -> Cost | None:
+        """What the program takes before it is divided, with whole arrays."""
+        whole = self.compilation.propagated or self.compilation.written
+        return None if whole is None else ProgramCost(whole).total()
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:

@@ -72,5 +72,8 @@ def _slices(p: Partitioning, module: HloModule, row: int, reduction: int) -> boo
 
 
 def _knows_the_device(p: Partitioning, module: HloModule, row: int) -> bool:
-    places = module.operands_of(row).tolist()[1:]
-    return any(module.opcode[at] in {"partition-id", "replica-id"} for place in places for at in p.flow.before(place))
+    """Whether a number that enters an instruction is computed from that of the device."""
+    numbers = (
+        at for place in module.operands_of(row).tolist()[1:] for at in p.flow.before(place, p.flow.indices.__contains__)
+    )
+    return any(module.opcode[at] in {"partition-id", "replica-id"} for at in numbers)

@@ -13,7 +13,7 @@ from traceflow.intent.intent import ArrayIntent
 from traceflow.intent.mesh import Axes
 from traceflow.intent.shardy import stated
 from traceflow.intent.spec import Spec
-from traceflow.program.cost import ProgramCost
+from traceflow.program.cost import Cost, ProgramCost
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 
 _WORTH_FLOPS = 1_000_000  # a mesh need not divide less
@@ -34,8 +34,8 @@ def redundancy(p: Partitioning) -> Redundancy:
     1 where the work is divided; n where n devices do the same. Masks and reductions of pieces make it differ a little.
     """
     idle = idle_axes(p)
-    local = _flops(p.divided)
-    whole = _flops(p.compilation.propagated) or _flops(p.compilation.written)
+    local = None if p.divided is None else _flops(ProgramCost(p.divided).total())
+    whole = _flops(p.whole_cost)
     if p.mesh is None or local is None or not whole:
         reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"
         return Redundancy(None, idle, reason, whole or 0)
@@ -50,19 +50,13 @@ def redundancy(p: Partitioning) -> Redundancy:
     return Redundancy(local * len(p.mesh) / whole, idle, why, whole)
 
 
-def _flops(module: HloModule | None) -> int | None:
-    if module is None:
-        return None
-    cost = ProgramCost(module).total()
-    return None if cost.total_flops is None else cost.total_flops + cost.transcendentals
+def _flops(cost: Cost | None) -> int | None:
+    return None if cost is None or cost.total_flops is None else cost.total_flops + cost.transcendentals
 
 
-def _least_flops(module: HloModule | None) -> int:
-    """Where some of it is not known, as how often a loop runs, what is known."""
-    if module is None:
-        return 0
-    cost = ProgramCost(module).total()
-    return sum(cost.flops.values()) + cost.transcendentals
+def _least_flops(p: Partitioning) -> int:
+    """Of the whole program. Where some of it is not known, as how often a loop runs, what is known."""
+    return 0 if p.whole_cost is None else sum(p.whole_cost.flops.values()) + p.whole_cost.transcendentals
 
 
 def idle_axes(p: Partitioning) -> Axes:
@@ -90,14 +84,14 @@ def _by_hand(p: Partitioning) -> set[str]:
 def replicated_work(p: Partitioning) -> Iterator[Found]:
     """A batch that is to be divided and lies whole on every device, or a program that no device shares with another."""
     yield from _batch(p)
-    mesh = p.mesh
-    if mesh is None or len(mesh) < 2 or _least_flops(p.compilation.propagated) < _WORTH_FLOPS or _divides_itself(p):
+    mesh, whole = p.mesh, p.compilation.propagated
+    if mesh is None or whole is None or len(mesh) < 2 or _least_flops(p) < _WORTH_FLOPS or _divides_itself(p):
         return
     if set(idle_axes(p)) == {axis for axis, size in mesh.axes.items() if size > 1} and p.intent.batch is None:
         yield Found(
             code="TF233",
             title=f"all {len(mesh)} devices do all of the work: no array is split",
-            whole_row=_heaviest(p.compilation.propagated),
+            whole_row=_heaviest(whole),
             suggestion="Place the inputs with a sharding, or constrain what is made inside: a constant has none.",
         )
 
@@ -178,7 +172,7 @@ def _split_before(p: Partitioning, operand: int, summed: Sequence[int], batch: A
     return False
 
 
-def _heaviest(module: HloModule | None) -> int | None:
-    if module is None:
-        return None
-    return max(range(len(module)), key=lambda row: int(module.output_bytes[row]), default=None)
+def _heaviest(module: HloModule) -> int | None:
+    """The largest value that a line of the source makes."""
+    placed = (row for row in range(len(module)) if module.source[row])
+    return max(placed, key=lambda row: int(module.output_bytes[row]), default=None)
