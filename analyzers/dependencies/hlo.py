@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from traceflow.analyzers.dependencies.slices import Cut
+from traceflow.analyzers.dependencies.stream_waits import stream_waits
 from traceflow.graph import EdgeKind, Edges
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Trace
@@ -30,12 +31,12 @@ def data(trace: Trace, programs: Programs, cut: Cut) -> Edges:
 
     An operation that ran n times in a run is joined occurrence by occurrence: to the producer's same
     occurrence, to the occurrence before it where a loop carries the value, and at the first round of a loop to
-    what entered it.
+    what entered it. On streams, what the schedule says of waits between them binds likewise.
     """
     sources, targets = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
     for program, rows in _by_program(trace, programs):
         table = _occurrences(trace, rows, len(programs[program]))
-        consumer, producer, carried = _static_edges(programs[program], table.executed)
+        consumer, producer, carried = _static_edges(programs[program], table.executed, streams=_on_streams(trace, rows))
         source, target = _dynamic_edges(table, consumer, producer, carried)
         sources.append(source)
         targets.append(target)
@@ -123,7 +124,12 @@ def _dynamic_edges(table: _Occurrences, consumer: Int64, producer: Int64, carrie
     return table.event[source], table.event[table.first[run, consumer[edge]] + occurrence]
 
 
-def _static_edges(module: HloModule, executed: Bool) -> tuple[Int64, Int64, Bool]:
+def _on_streams(trace: Trace, rows: Int64) -> bool:
+    """Whether rows of the HLO table were all executed on streams."""
+    return bool((trace.lanes.kind[trace.events.lane[trace.hlo.event[rows]]] == LaneKind.STREAM).all())
+
+
+def _static_edges(module: HloModule, executed: Bool, *, streams: bool) -> tuple[Int64, Int64, Bool]:
     """Executed instructions and the executed producers of what they use; whether a loop carries the value."""
     resolver = _Producers(module, executed)
     edges = {
@@ -132,6 +138,8 @@ def _static_edges(module: HloModule, executed: Bool) -> tuple[Int64, Int64, Bool
         for producer, carried in resolver.of(int(consumer))
         if producer != consumer or carried
     }
+    if streams:
+        edges |= {(waiting, awaited, False) for waiting, awaited in stream_waits(module, executed)}
     consumer, producer, carried = np.array(sorted(edges), np.int64).reshape(-1, 3).T
     return consumer, producer, carried.astype(bool)
 
@@ -182,6 +190,8 @@ class _Producers:
                 return self._behind(operands[element], ABSENT)
             case "parameter":
                 return self._entering(i, element)
+            case "async-start" if (work := module.wrapped_by(i)) != i and self.executed[work]:
+                return frozenset({(work, False)})
             case _:
                 return frozenset().union(*(self._behind(operand, ABSENT) for operand in operands))
 
