@@ -115,6 +115,8 @@ def viewer_started(viewer: str, capture: Path, scratch: Path, *, port: int = 0) 
 
 def _linked(viewer: str, capture: Path, folder: Path) -> Path:
     """A log directory of links to the profiles of a capture: viewers write what they work out beside those."""
+    if not capture.exists():
+        raise TraceflowError("TF101", f"cannot open {capture}", "no such file or folder", "check the path")
     found = [capture] if capture.is_file() else sorted(capture.rglob("*.xplane.pb"))
     profiles = [file for file in found if file.name.endswith(".xplane.pb")]
     if not profiles:
