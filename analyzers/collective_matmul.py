@@ -10,6 +10,7 @@ from traceflow.analyzers.rings.checks import Flaw, flaws
 from traceflow.analyzers.rings.executed import Recorded, Walked, candidates_of, loops_of, walked
 from traceflow.analyzers.rings.operators import operator_loops
 from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop
+from traceflow.analyzers.rings.waits import waiting_products
 from traceflow.analyzers.window import Window
 from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -69,7 +70,8 @@ def collective_matmul(
     rings = [pair for one in known for pair in loops_of(one, recorded, undivided)]
     loops = [loop for loop, _ in rings] + (list(operator_loops(recorded, undivided)) if recorded else [])
     loops.sort(key=lambda loop: -(loop.exposed_ns or 0))
-    candidates = sorted((c for one in known for c in candidates_of(one, recorded)), key=_order)
+    waiting = waiting_products(recorded) if recorded else ()
+    candidates = sorted((*(c for one in known for c in candidates_of(one, recorded)), *waiting), key=_order)
     window = recorded.window if recorded else None
     return CollectiveMatmul(
         window=window,
@@ -133,22 +135,29 @@ def _savings(candidates: Sequence[Candidate], window: Window | None) -> Iterator
     """What could be cut, where that saves a part of the window that is worth it."""
     for one in candidates:
         if window and one.saved_ns and one.saved_ns >= _NOTABLE_SHARE * window.duration_ns:
+            collective = one.collective if one.program else one.operation
             yield Finding(
                 code="TF266",
                 severity=Severity.INFO,
-                title=f"{one.collective} could be sent in pieces while {one.matmul} multiplies them",
+                title=f"{collective} could be sent in pieces while {one.matmul} multiplies them",
                 provenance=Provenance.MODELLED,
                 suggestion="cut the product into one round per device (a collective matmul); pieces multiply less well "
                 "than the whole, which this does not count",
                 cost_ns=one.saved_ns,
-                evidence={"program": one.program, "source": one.source, "exposed_ns": one.exposed_ns},
+                evidence={
+                    "collective": one.collective,
+                    "program": one.program,
+                    "source": one.source,
+                    "exposed_ns": one.exposed_ns,
+                },
             )
 
 
 def _skipped(known: Sequence[Walked], loops: Sequence[Loop], candidates: Sequence[Candidate]) -> Iterator[Skipped]:
     if not known:
         reason = "without a program that communicates and multiplies it is not known what products are made of"
-        yield Skipped("/result/candidates", reason)
+        if not candidates:
+            yield Skipped("/result/candidates", f"{reason}, and none waits for a collective by itself")
         if any(loop.per_round for loop in loops):
             yield Skipped("/result/loops/*/per_round/*/rows", reason)
     yield from (Skipped("/result/loops", f"the loops of {one.module.name} run too often") for one in known if one.long)

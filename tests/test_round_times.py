@@ -245,6 +245,18 @@ def test_sums_that_travel_begin_with_a_product(tmp_path: Path) -> None:
     assert [one.block for one in loop.per_round] == [(1, 2, 0), (2, 0, 1), (0, 1, 2)]
 
 
+def test_a_product_that_waits_for_a_gather_is_a_candidate(tmp_path: Path) -> None:
+    cards = [KinetoTrace(rank=rank, world_size=2) for rank in range(2)]
+    for card in cards:
+        card.collective("_allgather_base", 5_000, 15_000, sequence=1, call=(1_000, 2_000), elements=256)
+        card.stream_wait(3_000, card.record_event(2_500, stream=20), stream=7)
+        card.kernel("sm90_gemm", 15_000, 31_000, call=(4_000, 5_000))
+    (one,) = opened(tmp_path, *cards).collective_matmul().candidates
+    assert (one.operation, one.matmul, one.program, one.members) == ("all-gather", "sm90_gemm", None, 2)
+    assert (one.exposed_ns, one.matmul_ns, one.saved_ns) == (10_000, 16_000, 8_000)
+    assert one.bytes == 2 * 256 * 4  # both parts
+
+
 def test_an_operator_that_does_both_is_named(tmp_path: Path) -> None:
     card = KinetoTrace()
     card.host("symm_mem::fused_all_gather_matmul", 0, 9_000)

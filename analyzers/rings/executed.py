@@ -235,20 +235,20 @@ def _gain(recorded: Recorded, timed: Timed, pair: Pair) -> tuple[int | None, int
     both = [who for who in calls if who in products]
     if not both:
         return None, None, None
-    exposed = {who: _exposed_ns(calls[who], recorded.compute.get(who)) for who in both}
+    exposed = {who: exposed_of(calls[who], recorded.compute.get(who)) for who in both}
     worst = max(both, key=lambda who: exposed[who])
     hidden = {
         span.event: _mean_ns(products[who]) * (pair.members - 1) // pair.members for who in both for span in calls[who]
     }
-    return exposed[worst], sum(span.duration_ns for span in products[worst]), _saved_ns(recorded.graph, hidden)
+    return exposed[worst], sum(span.duration_ns for span in products[worst]), replayed_saving(recorded.graph, hidden)
 
 
 def _mean_ns(spans: list[Span]) -> int:
     return sum(span.duration_ns for span in spans) // len(spans)
 
 
-def _saved_ns(graph: DependencyGraph, hidden: Mapping[int, int]) -> int:
-    """What replay saves where so much of the transfer of some events is hidden."""
+def replayed_saving(graph: DependencyGraph, hidden: Mapping[int, int]) -> int:
+    """What replay saves where so much of the transfer of some events is hidden, in ns by row of the event."""
     slices, work_ns = graph.slices, graph.work_ns.copy()
     transfers = np.isin(slices.kind, (SliceKind.TRANSFER, SliceKind.COMMUNICATION)) & np.isin(
         slices.event, list(hidden)
@@ -258,7 +258,8 @@ def _saved_ns(graph: DependencyGraph, hidden: Mapping[int, int]) -> int:
     return graph.end_ns - graph.end_of(graph.replay(work_ns=work_ns))
 
 
-def _exposed_ns(spans: list[Span], compute: Intervals | None) -> int:
+def exposed_of(spans: list[Span], compute: Intervals | None) -> int:
+    """How long one of some calls at least was under way while the participant computed nothing."""
     busy = union([span.start_ns for span in spans], [span.end_ns for span in spans])
     return (busy - compute).total_ns if compute else busy.total_ns
 

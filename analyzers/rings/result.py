@@ -115,7 +115,7 @@ class Candidate:
     collective: str
     operation: str
     matmul: str
-    program: str
+    program: str | None
     members: int
     bytes: int | None  # of the larger of what goes in and what comes out, on each device
     exposed_ns: int | None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from rich.text import Text
 
-from traceflow.report.names import where
+from traceflow.report.names import short_name, where
 from traceflow.report.tables import Rows, heading, left_out
 from traceflow.report.units import UNKNOWN, duration_text, share_text, size_text, unit_for
 
@@ -91,6 +91,12 @@ def _listed(values: Sequence[str]) -> str:
     return " ".join(values[:_SHOWN]) + (" ..." if len(values) > _SHOWN else "")
 
 
+def _pair(one: Row) -> str:
+    """A collective and its product; kernels are long and tell no more than the operation."""
+    collective = one["collective"] if one["program"] else one["operation"]
+    return f"{collective} and {short_name(one['matmul'])} {PurePosixPath(one['source']).name}".rstrip()
+
+
 def _candidates(candidates: Sequence[Row], top: int) -> Iterator[RenderableType]:
     if not candidates:
         return
@@ -101,7 +107,7 @@ def _candidates(candidates: Sequence[Row], top: int) -> Iterator[RenderableType]
             unit.text(one["exposed_ns"]),
             unit.text(one["matmul_ns"]),
             UNKNOWN if one["bytes"] is None else size_text(one["bytes"]),
-            f"{one['collective']} and {one['matmul']} {PurePosixPath(one['source']).name}",
+            _pair(one),
         )
         for one in candidates[:top]
     ]
