@@ -113,7 +113,7 @@ class RoutingLog:
         self._calls: deque[tuple[dict[str, int], dict[str, Any]]] = deque(maxlen=calls)
         self._count = 0
         self._step, self._occurrences = ABSENT, Counter[int]()
-        self._rings: dict[tuple[str, int, str], _Ring] = {}
+        self._rings: dict[tuple[str, int, Any], _Ring] = {}
 
     def add(self, step: int, columns: Mapping[str, int], lists: Mapping[str, Any]) -> None:
         """Keep a call.
@@ -142,7 +142,7 @@ class RoutingLog:
         return _ranks(value) if name.endswith("_group") else np.array(value, np.int64)
 
     def _ring(self, name: str, like: Any) -> _Ring:
-        key = name, like.numel(), str(like.device)
+        key = name, like.numel(), like.device
         if key not in self._rings:
             self._rings[key] = _Ring(like, self._calls.maxlen or CALLS)
         return self._rings[key]
@@ -186,7 +186,8 @@ class _Ring:
         """Copy a row, on the device."""
         at = self._next % len(self._rows)
         self._next += 1
-        self._rows[at].copy_(values.detach().reshape(-1))
+        row = values.detach() if values.requires_grad else values
+        self._rows[at].copy_(row if row.ndim == 1 else row.reshape(-1))
         return _Slot(self, at, tuple(values.shape))
 
     def host(self) -> Any:

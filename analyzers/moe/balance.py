@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +12,7 @@ from traceflow.analyzers.moe.calls import Calls
 from traceflow.analyzers.moe.rows import Rows, exchange_of
 from traceflow.analyzers.moe.stages import ROW_STAGES, STAGES
 from traceflow.analyzers.what_if import Prediction, predict
-from traceflow.graph import NO_EVENT, DependencyGraph
+from traceflow.graph import DependencyGraph
 from traceflow.intent.routing import LayerRouting
 from traceflow.result import Json
 from traceflow.trace.model import Int64, Trace
@@ -75,10 +75,8 @@ def balance(
         for backward in (False, True):
             works: dict[int, list[tuple[int, int, Int64]]] = {}
             for call, events in calls.of_stage(stage, backward=backward):
-                parts = np.concatenate(
-                    [slices_of[event] for event in events.tolist() if event in slices_of] or [np.empty(0, np.int64)]
-                )
-                if len(parts) and graph.work_ns[parts].sum():
+                parts = slices_of(events)
+                if graph.work_ns[parts].any():
                     works.setdefault(call.layer, []).append((call.call, call.source, parts))
             for at, work in works.items():
                 counted = rows[at]
@@ -88,11 +86,17 @@ def balance(
     return _replayed(trace, graph, evened) if found else None
 
 
-def _slices_by_event(graph: DependencyGraph) -> dict[int, Int64]:
+def _slices_by_event(graph: DependencyGraph) -> Callable[[Int64], Int64]:
+    """What gives the slices of some events."""
     order = np.argsort(graph.slices.event, kind="stable")
-    order = order[graph.slices.event[order] != NO_EVENT]
-    event, first = np.unique(graph.slices.event[order], return_index=True)
-    return dict(zip(event.tolist(), np.split(order, first[1:]), strict=True))
+    ordered = graph.slices.event[order]
+
+    def slices_of(events: Int64) -> Int64:
+        first, last = (np.searchsorted(ordered, events, side) for side in ("left", "right"))
+        slices: Int64 = order[np.concatenate([np.arange(*ends) for ends in zip(first, last, strict=True)])]
+        return slices
+
+    return slices_of
 
 
 def _even(

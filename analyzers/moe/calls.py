@@ -9,7 +9,7 @@ import numpy as np
 
 from traceflow.analyzers.moe.stages import Staged
 from traceflow.intent.routing import ABSENT, LayerRouting
-from traceflow.trace.model import Int64, Trace
+from traceflow.trace.model import Int64, Rows, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,17 +39,11 @@ class Calls:
     def of_stage(self, stage: int, *, backward: bool) -> Iterator[tuple[Call, Int64]]:
         """Each call with the events of its work in a stage; nothing for steps whose occurrences are not as many."""
         e, lanes, of = self._trace.events, self._trace.lanes, self._of
-        mine = (of.stage == stage) & (of.backward == backward)
-        rows = np.flatnonzero(mine)
-        rank, step, device = lanes.rank[e.lane[rows]], of.step[rows], lanes.device[e.lane[rows]]
-        for (of_rank, of_step), told in self._by_step.items():
-            here = rows[(rank == of_rank) & (step == of_step)]
-            within = device[(rank == of_rank) & (step == of_step)]
-            if not len(here):
-                continue
-            annotation = of.annotation[here]
+        rows = np.flatnonzero((of.stage == stage) & (of.backward == backward))
+        for key, here in _by_key(lanes.rank[e.lane[rows]], of.step[rows], rows):
+            told, annotation = self._by_step.get(key, []), of.annotation[here]
             if (annotation == ABSENT).any():
-                yield from self._of_devices(told, here, within)
+                yield from self._of_devices(told, here, lanes.device[e.lane[here]])
                 continue
             opened = np.unique(annotation)
             opened = opened[np.argsort(e.start_ns[opened], kind="stable")]
@@ -58,11 +52,20 @@ class Calls:
                 yield from ((call, here[annotation == row]) for call, row in zip(expected, opened, strict=True))
 
     def _of_devices(
-        self, told: Sequence[tuple[int, int, Call]], events: Int64, device: Int64
+        self, told: Sequence[tuple[int, int, Call]], events: Int64, device: Rows
     ) -> Iterator[tuple[Call, Int64]]:
         """Instructions carry no number of their call: they can be told apart where a step has one."""
         if len({(call.layer, call.call) for *_, call in told}) == 1:
             yield from ((call, events[device == self._devices[call.layer, call.source]]) for *_, call in told)
+
+
+def _by_key(rank: Rows, step: Int64, rows: Int64) -> Iterator[tuple[tuple[int, int], Int64]]:
+    """Rows by rank and step."""
+    order = np.lexsort((rows, step, rank))
+    keys = np.column_stack((rank, step))[order]
+    distinct, first = np.unique(keys, axis=0, return_index=True)
+    for key, mine in zip(distinct.tolist(), np.split(rows[order], first[1:]), strict=False):
+        yield (key[0], key[1]), mine
 
 
 def _backwards(told: Sequence[tuple[int, int, Call]]) -> list[Call]:

@@ -57,6 +57,18 @@ class Shape:
     dispatcher: int = 0  # place in `DISPATCHERS`
 
 
+_COLUMNS = (
+    "step",
+    "layer",
+    "occurrence",
+    "sources",
+    "first_source",
+    "all_sources",
+    *(field.name for field in fields(Shape)),
+)
+_MOST_SOURCES = 1 << 20
+
+
 @dataclass(frozen=True, slots=True)
 class LayerRouting:
     """All calls of one layer by all sources of tokens. C calls, S sources, E experts, p processes of EP.
@@ -126,16 +138,7 @@ def packed(calls: Sequence[tuple[Mapping[str, int], Mapping[str, Any]]], *, over
         calls: For each, its columns and its lists, of any shape.
         overwritten: How many earlier calls are lost.
     """
-    names = (
-        "step",
-        "layer",
-        "occurrence",
-        "sources",
-        "first_source",
-        "all_sources",
-        *(field.name for field in fields(Shape)),
-    )
-    arrays: dict[str, Any] = {name: np.array([columns[name] for columns, _ in calls], np.int64) for name in names}
+    arrays: dict[str, Any] = {name: np.array([columns[name] for columns, _ in calls], np.int64) for name in _COLUMNS}
     for name in LISTS:
         parts = [np.asarray(lists.get(name, ()), np.int64).ravel() for _, lists in calls]
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
@@ -185,10 +188,8 @@ def _combine(file: Path, rank: int) -> CombineValues:
 def _read(file: Path, rank: int) -> _Process:
     try:
         arrays = _arrays(file)
-        columns = {
-            name: arrays[name] for name in arrays if arrays[name].ndim and name.removesuffix("_ends") not in LISTS
-        }
-        lists = {name: (arrays[name], arrays[f"{name}_ends"]) for name in LISTS}
+        columns = {name: arrays[name].astype(np.int64) for name in _COLUMNS}
+        lists = {name: (arrays[name].astype(np.int64), arrays[f"{name}_ends"].astype(np.int64)) for name in LISTS}
         process = _Process(rank, columns, lists, int(arrays["overwritten"]))
         _check(process)
     except _UNREADABLE as error:
@@ -202,13 +203,24 @@ def _check(process: _Process) -> None:
     Raises:
         ValueError: when they do not.
     """
-    count = len(process.columns["step"])
-    counted = process.columns["sources"] * process.columns["experts"]
-    values, ends = process.lists["tokens_per_expert"]
-    if any(len(column) != count for column in process.columns.values()) or len(ends) != count:
+    columns, count = process.columns, len(process.columns["step"])
+    if any(column.shape != (count,) for column in (*columns.values(), *(ends for _, ends in process.lists.values()))):
         raise ValueError("its columns have different lengths")
-    if count and (not np.array_equal(np.diff(ends, prepend=0), counted) or len(values) != ends[-1]):
+    for values, ends in process.lists.values():
+        if (np.diff(ends, prepend=0) < 0).any() or values.shape != ((ends[-1] if count else 0),):
+            raise ValueError("its lists do not end where it says")
+    if not np.array_equal(
+        np.diff(process.lists["tokens_per_expert"][1], prepend=0), columns["sources"] * columns["experts"]
+    ):
         raise ValueError("its counts do not have one number per expert")
+    members = np.concatenate([process.lists[name][0] for name in LISTS[5:]])
+    last = np.concatenate((columns["first_source"] + columns["sources"], columns["all_sources"], members, [0]))
+    if (columns["sources"] < 1).any() or (columns["experts"] < 1).any() or columns["first_source"].min(initial=0) < 0:
+        raise ValueError("it has calls without sources or experts")
+    if last.max() > _MOST_SOURCES or members.min(initial=0) < 0:
+        raise ValueError("it names ranks that cannot be")
+    if ((columns["dispatcher"] < 0) | (columns["dispatcher"] >= len(DISPATCHERS))).any():
+        raise ValueError("it has an unknown dispatcher")
 
 
 def joined(processes: Sequence[_Process]) -> Routing:
