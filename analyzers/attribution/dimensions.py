@@ -106,8 +106,9 @@ def described(group: Group | None) -> str | None:
         ('DP', 'EP')
         >>> described(Group("0", (0, 1), 2, "default_pg"))
     """
-    text = group.description.lower().removeprefix("mesh_") if group else ""
-    return next((name for pattern, name in _DESCRIBED if re.fullmatch(pattern, text)), None)
+    texts = [text.lower().removeprefix("mesh_") for text in (group.description, group.name)] if group else []
+    found = (name for text in texts for pattern, name in _DESCRIBED if re.fullmatch(pattern, text))
+    return next(found, None)
 
 
 def on_mesh(mesh: Mesh, members: Iterable[int]) -> str | None:

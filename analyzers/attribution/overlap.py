@@ -75,6 +75,8 @@ def passes(around: Surroundings) -> Passes:
         backward[event], forward[event] = phase is Phase.BACKWARD, phase is Phase.FORWARD
         for pattern, mask in inside.items():
             mask[event] |= any(pattern.search(scope) for scope in scopes)
+    backward |= inside[_WEIGHTS]  # which schedules call outside of the engine
+    forward &= ~backward
     issues = np.array([bool(OPERATOR.match(text)) for text in trace.strings] or [False])[e.name]
     return Passes(forward, backward, inside[_SHARED], inside[_WEIGHTS], issues)
 

@@ -45,7 +45,7 @@ def amounts(calls: Sequence[Attributed], plan: Plan, steps: Steps) -> Iterator[R
     for call in calls:
         kind = _kind(call)
         if kind.purpose not in {Purpose.UNKNOWN, Purpose.SCALARS}:
-            seen[_either_way(kind, planned)].append(call)
+            seen[kind if call.phase else _either_way(kind, planned)].append(call)
     silent = {call.call.kind.value for call in calls if call.purpose is Purpose.UNKNOWN}
     for kind, rows in planned.items():
         for row, own in zip(rows, _divided(seen.get(kind, []), rows), strict=True):
@@ -57,14 +57,16 @@ def amounts(calls: Sequence[Attributed], plan: Plan, steps: Steps) -> Iterator[R
 
 
 def _kind(call: Attributed) -> _Kind:
-    direction = Phase.FORWARD if call.phase is Phase.FORWARD else Phase.BACKWARD
-    return _Kind(call.purpose, call.call.kind.value, direction.value)
+    late = call.phase in {Phase.BACKWARD, Phase.UPDATE}
+    if call.phase is Phase.UPDATE and call.purpose is Purpose.PARAMETER_GATHER:
+        late = False  # for the next step, be it at the end of one
+    return _Kind(call.purpose, call.call.kind.value, (Phase.BACKWARD if late else Phase.FORWARD).value)
 
 
 def _either_way(kind: _Kind, planned: Iterable[_Kind]) -> _Kind:
-    """Parameters are gathered for the next step: at the end of one, or when the next begins."""
-    other = _Kind(kind.purpose, kind.collective, Phase.FORWARD.value)
-    return other if kind.purpose is Purpose.PARAMETER_GATHER and kind not in planned and other in planned else kind
+    """The direction that the plan has, where nothing tells that of a call."""
+    other = _Kind(kind.purpose, kind.collective, Phase.BACKWARD.value)
+    return other if kind not in planned and other in planned else kind
 
 
 def _divided(calls: Sequence[Attributed], rows: Sequence[Payload]) -> list[list[Attributed]]:
