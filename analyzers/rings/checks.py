@@ -98,7 +98,8 @@ def _name(ring: Ring, number: int) -> str:
 
 def _wrong_rows(ring: Ring) -> Iterator[Flaw]:
     """Blocks that meet rows of another block."""
-    wrong = [one for one in ring.rounds if matches(ring)[one.product] is False]
+    fits = matches(ring)
+    wrong = [one for one in ring.rounds if fits[one.product] is False]
     if not wrong:
         return
     first = wrong[0]

@@ -93,7 +93,7 @@ def loops_of(one: Walked, recorded: Recorded | None, undivided: Recorded | None)
 
 
 def _loop(one: Walked, ring: Ring, times: list[Times], efficiency: float | None) -> Loop:
-    module, rounds = one.module, ring.rounds
+    module, rounds, fits = one.module, ring.rounds, matches(ring)
     worst = max(times, key=lambda t: t.permutes(ring.permutes)[1], default=None)
     told = worst if worst and _complete(ring, worst) else None
     permute_ns, exposed_ns, _ = told.permutes(ring.permutes) if told else (None, None, None)
@@ -107,7 +107,7 @@ def _loop(one: Walked, ring: Ring, times: list[Times], efficiency: float | None)
         rounds=1 + max(r.number for r in rounds),
         permutes=len(ring.permutes),
         permute_bytes=sum(bytes_sent(ring, number) for number in ring.permutes),
-        per_round=tuple(_round(ring, r, told) for r in rounds),
+        per_round=tuple(_round(ring, r, told, fits=fits[r.product]) for r in rounds),
         participant=told.participant if told else None,
         executions=told.executions(ring.products) if told else None,
         permute_ns=permute_ns,
@@ -123,7 +123,7 @@ def _complete(ring: Ring, times: Times) -> bool:
     return all(times.spans.get(number) for number in (*ring.products, *ring.permutes))
 
 
-def _round(ring: Ring, one: Round, times: Times | None) -> RoundTime:
+def _round(ring: Ring, one: Round, times: Times | None, *, fits: bool | None) -> RoundTime:
     module, by = ring.walk.module, one.arrived_by
     part = used(ring, one)
     permute_ns, exposed_ns, _ = times.permutes([by]) if times and by is not None else (None, None, None)
@@ -134,7 +134,7 @@ def _round(ring: Ring, one: Round, times: Times | None) -> RoundTime:
         block=tuple(one.block.tolist()),
         begins=None if part is None else tuple(part[0].tolist()),
         length=None if part is None else part[1],
-        matches=matches(ring)[one.product],
+        matches=fits,
         sent_bytes=0 if by is None else bytes_sent(ring, by),
         permute_ns=permute_ns,
         exposed_ns=exposed_ns,
