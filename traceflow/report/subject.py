@@ -43,6 +43,22 @@ class Segments(Protocol):
         """Name of the event behind it."""
 
     @property
+    def operation(self) -> Text:
+        """What a compiled instruction does, None elsewhere."""
+
+    @property
+    def scope(self) -> Text:
+        """Named scopes that it was written in, None where unknown."""
+
+    @property
+    def source(self) -> Text:
+        """The line that it was written in, None where unknown."""
+
+    @property
+    def reason(self) -> Text:
+        """Of idle segments, why their cause is unknown; None elsewhere."""
+
+    @property
     def edge(self) -> Text:
         """How it was reached, None for the first."""
 
@@ -71,6 +87,10 @@ class CriticalPath(Result, Protocol):
     @property
     def by_rank_ns(self) -> Mapping[int, int]:
         """Time on the path per rank."""
+
+    @property
+    def error_ns(self) -> int | None:
+        """How far a moment on one rank may be off against another's; None where nothing bounds it."""
 
 
 class Sharding(Result, Protocol):
@@ -119,7 +139,7 @@ class Subject(Protocol):
     def sharding(self, *, step: int | None = None) -> Sharding:
         """Intended against compiled sharding, with what ran in the window."""
 
-    def savings(self, *, step: int | None = None) -> Result:
+    def savings(self, *, step: int | None = None, top: int = 3) -> Result:
         """What would shorten the window most."""
 
     def stragglers(self, *, step: int | None = None) -> Result:

@@ -28,6 +28,7 @@ _NAME_CHARACTERS = 160
 _ALL_NAMES_CHARACTERS = 400_000
 _UNNAMED = "(one of the names that were left out)"
 _NO_SLACK = (SliceKind.BLOCKED, SliceKind.ARRIVED)
+_TOLD = ("operation", "scope", "source", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +67,16 @@ def timeline(trace: Trace, graph: DependencyGraph, segments: Segments, *, budget
     path = merged(
         np.zeros(len(segments), np.int32), segments.start_ns, segments.start_ns + segments.duration_ns, budget // 4
     )
-    names = _Names(segments.name)
+    names, who = _Names(segments.name), _Names()
     data: dict[str, Json] = {
         "start_ns": graph.start_ns,
         "duration_ns": graph.end_ns - graph.start_ns,
         "kinds": list(KINDS),
         "steps": _steps(trace.marks, graph.start_ns, graph.end_ns),
-        "path": _path_columns(segments, path, graph.start_ns, names),
-        "lanes": _lane_columns(trace, graph, rows, blocks, shown, names),
+        "path": _path_columns(segments, path, graph.start_ns, names, who),
+        "lanes": _lane_columns(trace, graph, rows, blocks, shown, names, who),
     }
-    data["names"] = names.table()
+    data |= {"names": names.table(), "participants": who.table()}
     return Timeline(data, len(rows), len(blocks.first), _threshold(blocks), _threshold(path), left_out)
 
 
@@ -126,7 +127,7 @@ def _steps(marks: Marks, start_ns: int, end_ns: int) -> list[Json]:
 class _Names:
     """Numbers for names, those of the path first; when all together grow too long, the rest share one."""
 
-    def __init__(self, first: Iterable[str]) -> None:
+    def __init__(self, first: Iterable[str] = ()) -> None:
         self._number: dict[str, int] = {}
         self._texts: list[str] = [_UNNAMED]
         self._room = _ALL_NAMES_CHARACTERS
@@ -140,6 +141,10 @@ class _Names:
             self._number[name] = len(self._texts) if self._room >= 0 else 0
             self._texts += [text] if self._room >= 0 else []
         return self._number[name]
+
+    def numbers(self, texts: Iterable[str | None]) -> list[Json]:
+        """One per text, -1 for None."""
+        return [-1 if text is None else self.number(text) for text in texts]
 
     def table(self) -> list[Json]:
         return [*self._texts]
@@ -159,11 +164,11 @@ def _shown_lanes(trace: Trace, graph: DependencyGraph) -> tuple[Rows, int]:
 
 
 def _lane_columns(
-    trace: Trace, graph: DependencyGraph, rows: Rows, blocks: Blocks, shown: Rows, names: _Names
+    trace: Trace, graph: DependencyGraph, rows: Rows, blocks: Blocks, shown: Rows, names: _Names, who: _Names
 ) -> list[Json]:
     slices, first = graph.slices, blocks.first
     lane = slices.lane[rows][first] if len(first) else slices.lane[rows]
-    columns = _block_columns(trace, graph, rows, first, names) if len(first) else {}
+    columns = _block_columns(trace, graph, rows, first, names, who) if len(first) else {}
     lanes: list[Json] = []
     for number in shown.tolist():
         low, high = np.searchsorted(lane, [number, number + 1])
@@ -182,7 +187,9 @@ def _label(name: str, *, on_device: bool) -> str:
     return f"{what} {name}" if name.isdecimal() else printable(name, 60)
 
 
-def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, names: _Names) -> dict[str, Rows]:
+def _block_columns(
+    trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, names: _Names, who: _Names
+) -> dict[str, Rows]:
     slices = graph.slices
     start, end, kind = slices.start_ns[rows], slices.end_ns[rows], slices.kind[rows]
     block = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rows))))
@@ -191,6 +198,8 @@ def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int6
     longest = np.lexsort((-work, block))[first]
     code = trace.events.name[slices.event[rows[longest]]]
     number = {c: names.number(trace.strings[c]) for c in dict.fromkeys(code.tolist())}
+    late = waited_for(graph, rows[longest])
+    person = {lane: who.number(group_of(trace.lanes, lane)) for lane in dict.fromkeys(late[late != NO_LANE].tolist())}
     return {
         "start": start[first] - graph.start_ns,
         "length": span,
@@ -200,10 +209,11 @@ def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int6
         "path": np.maximum.reduceat(on_path(graph)[rows].astype(np.int8), first),
         "count": np.diff(np.append(first, len(rows))),
         "covered": np.minimum(100, np.add.reduceat(work, first) * 100 // span),
+        "who": np.array([person.get(lane, -1) for lane in late.tolist()]),
     }
 
 
-def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Names) -> dict[str, Json]:
+def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Names, who: _Names) -> dict[str, Json]:
     first = blocks.first
     if not len(first):
         return {}
@@ -225,6 +235,8 @@ def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Na
             f"{participant(rank, device)}, {_label(lane, on_device=device != ABSENT)}" for rank, device, lane in place
         ],
         "edge": list(segments.edge[longest]),
+        "who": who.numbers(None if one is None else participant(*one) for one in segments.waiting_for[longest]),
+        **{what: names.numbers(getattr(segments, what)[longest]) for what in _TOLD},
     }
 
 
@@ -252,6 +264,25 @@ def _slack(graph: DependencyGraph) -> Int64:
     """Slack of each slice in ns, ABSENT for those that only wait."""
     slack_ns = graph.latest_ns()[1::2] - graph.slices.end_ns
     return np.where(np.isin(graph.slices.kind, _NO_SLACK), ABSENT, slack_ns)
+
+
+def waited_for(graph: DependencyGraph, row: Rows) -> Rows:
+    """The lane of what ended each wait: the last arrival, or the device's work; NO_LANE for all that is no wait.
+
+    Args:
+        graph: The graph of the window.
+        row: Slices.
+    """
+    lane = np.full(len(row), NO_LANE, graph.slices.lane.dtype)
+    vertex = 2 * row.astype(np.int64) + 1
+    at = np.flatnonzero(np.isin(graph.slices.kind[row], _NO_SLACK))
+    while len(at):  # through the joins, which lie on no lane
+        binding = graph.binding[vertex[at]]
+        at = at[(binding >= 0) & (graph.kind[binding] != EdgeKind.SELF)]
+        vertex[at] = graph.source[graph.binding[vertex[at]]]
+        lane[at] = graph.slices.lane[vertex[at] >> 1]
+        at = at[lane[at] == NO_LANE]
+    return lane
 
 
 def on_path(graph: DependencyGraph) -> Bool:

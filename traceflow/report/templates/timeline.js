@@ -5,6 +5,8 @@
 // the height is how much of the pixel they cover, the colour is the kind that covers most of it.
 
 const GUTTER = 176;
+const SHORTEST = 10; // ns across the whole width: one is as wide as a finger
+const CLICK = 4; // pixels that a click may move
 const STEPS = 16;
 const AXIS = STEPS + 22;
 const TRACK = 24;
@@ -16,10 +18,11 @@ const MEANING = {
   blocked: "waits for the device", wait: "waits for a late participant", launch: "launch latency", idle: "idle",
 };
 
-function formatTime(ns) {
+// A time to the nanosecond, or to the given power of ten of them; zeros at the end are left out.
+function formatTime(ns, resolution = 1) {
   const [factor, unit] = [[1e9, "s"], [1e6, "ms"], [1e3, "µs"], [1, "ns"]].find(([f]) => Math.abs(ns) >= f) || [1, "ns"];
-  const value = ns / factor;
-  return `${factor === 1 ? Math.round(value) : Number(value.toPrecision(5))}\u202f${unit}`;
+  const decimals = Math.max(0, Math.round(Math.log10(factor)) - Math.max(0, Math.floor(Math.log10(resolution))));
+  return `${Number((ns / factor).toFixed(decimals))}\u202f${unit}`;
 }
 
 function decoded(columns) {
@@ -35,8 +38,8 @@ function decoded(columns) {
   return rows;
 }
 
-function columnsOf({ name, kind, slack, path, count, covered, place, places, edge }) {
-  return { name, kind, slack, path, count, covered, place, places, edge };
+function columnsOf({ start, length, ...others }) {
+  return others;
 }
 
 // The first row that may still reach past an instant; rows are sorted by start, and none is longer than the longest.
@@ -54,7 +57,7 @@ function firstAfter(rows, instant) {
 function tickStep(span, pixels) {
   const rough = span / Math.max(2, pixels / 110);
   const power = 10 ** Math.floor(Math.log10(rough));
-  return power * [1, 2, 5, 10].find((m) => m * power >= rough);
+  return Math.max(1, power * [1, 2, 5, 10].find((m) => m * power >= rough));
 }
 
 // A text cut in its middle until it fits: lanes often differ only at their ends.
@@ -74,6 +77,7 @@ class Timeline {
     this.duration = Math.max(1, data.duration_ns);
     this.kinds = data.kinds;
     this.names = data.names;
+    this.participants = data.participants;
     this.steps = data.steps;
     this.path = decoded(data.path);
     this.lanes = data.lanes.map((lane) => ({ group: lane.group, label: lane.label, rows: decoded(lane) }));
@@ -83,7 +87,7 @@ class Timeline {
     this.live = root.querySelector(".live");
     this.small = `10.5px ${getComputedStyle(root).fontFamily}`;
     this.view = { from: 0, to: this.duration };
-    this.hover = null; // what the pointer is on: {rows, i, lane}
+    this.pinned = null; // what was clicked: {rows, i, lane}
     this.cursor = null; // instant under the pointer
     this.selected = -1; // segment of the path
     this.layOut();
@@ -125,7 +129,7 @@ class Timeline {
 
   // Colours come from the swatches of the legend, so that they follow the theme.
   colours() {
-    const colours = { of: [], on: [] };
+    const colours = { of: [], on: [], hatched: this.kinds.indexOf("wait") };
     for (const kind of this.kinds) {
       const colour = getComputedStyle(this.root.querySelector(`.swatch.${kind}`)).backgroundColor;
       const [r, g, b] = colour.match(/[\d.]+/g).map(Number);
@@ -137,7 +141,26 @@ class Timeline {
     colours.paper = style.backgroundColor;
     colours.muted = getComputedStyle(this.root.querySelector(".hint")).color;
     colours.line = getComputedStyle(this.root).borderTopColor;
+    colours.stripe = colours.of[this.kinds.indexOf("transfer")];
     return colours;
+  }
+
+  // Waiting is hatched, so that it is told from a transfer without colours too.
+  hatch(g, left, top, wide, tall, colours) {
+    g.save();
+    g.beginPath();
+    g.rect(left, top, wide, tall);
+    g.clip();
+    g.beginPath();
+    for (let x = Math.floor((left - tall) / 7) * 7; x < left + wide; x += 7) {
+      g.moveTo(x, top + tall);
+      g.lineTo(x + tall, top);
+    }
+    g.strokeStyle = colours.stripe;
+    g.globalAlpha = 0.55;
+    g.lineWidth = 1.2;
+    g.stroke();
+    g.restore();
   }
 
   x(instant) {
@@ -180,7 +203,7 @@ class Timeline {
     g.fillStyle = colours.muted;
     for (let t = Math.ceil(this.view.from / step) * step; t <= this.view.to; t += step) {
       const x = Math.round(this.x(t)) + 0.5;
-      const label = formatTime(t);
+      const label = formatTime(t, step);
       g.fillRect(x, AXIS - 5, 1, 5);
       if (x + g.measureText(label).width + 6 < this.width) g.fillText(label, x + 4, AXIS - 11);
     }
@@ -219,6 +242,7 @@ class Timeline {
     }
     this.clipped(g, this.body, () => {
       for (const lane of this.lanes) this.drawRows(g, lane.rows, lane.y, LANE, colours, lane);
+      if (this.pinned && this.pinned.lane) this.outline(g, this.pinned.rows, this.pinned.i, this.pinned.lane.y, LANE, colours);
     });
     this.drawCursor(g, this.body, colours);
   }
@@ -278,6 +302,7 @@ class Timeline {
     const wide = right - left > 4 ? right - left - 0.5 : right - left;
     g.fillStyle = colours.of[rows.kind[i]];
     g.fillRect(left, y + height - tall, wide, tall);
+    if (rows.kind[i] === colours.hatched && wide > 4) this.hatch(g, left, y + height - tall, wide, tall, colours);
     if (share > 0.7 && wide > 36) this.caption(g, rows, i, left, wide, y + height / 2, colours);
     if (!lane || !rows.path[i]) return;
     if (wide < 5) this.underline(g, left, wide, y, height, colours);
@@ -289,7 +314,14 @@ class Timeline {
     g.fillStyle = colours.on[rows.kind[i]];
     const room = Math.floor((wide - 8) / this.letter);
     const name = this.names[rows.name[i]];
-    g.fillText(name.length > room ? `${name.slice(0, Math.max(0, room - 1))}…` : name, Math.max(left, GUTTER) + 4, y + 0.5);
+    const shown = name.length > room ? `${name.slice(0, Math.max(0, room - 1))}…` : name;
+    const at = Math.max(left, GUTTER) + 4;
+    if (rows.kind[i] === colours.hatched) {
+      g.fillStyle = colours.of[rows.kind[i]];
+      g.fillRect(at - 3, y - 6.5, Math.min(wide - 2, g.measureText(shown).width + 6), 13);
+      g.fillStyle = colours.on[rows.kind[i]];
+    }
+    g.fillText(shown, at, y + 0.5);
   }
 
   underline(g, left, wide, y, height, colours) {
@@ -319,15 +351,17 @@ class Timeline {
   // Moving through time ----------------------------------------------------------------------------------------
 
   zoomTo(from, to) {
-    const span = Math.min(this.duration, Math.max(20, to - from));
+    this.pin(null);
+    const span = Math.min(this.duration, Math.max(SHORTEST, to - from));
     const start = Math.min(Math.max(0, (from + to - span) / 2), this.duration - span);
     this.view = { from: start, to: start + span };
     this.requestDraw();
   }
 
   zoomAt(instant, factor) {
+    this.pin(null);
     const { from, to } = this.view;
-    const span = Math.min(this.duration, Math.max(20, (to - from) * factor));
+    const span = Math.min(this.duration, Math.max(SHORTEST, (to - from) * factor));
     const share = (instant - from) / (to - from);
     const start = Math.min(Math.max(0, instant - share * span), this.duration - span);
     this.view = { from: start, to: start + span };
@@ -373,10 +407,28 @@ class Timeline {
       ["duration", formatTime(rows.end[i] - rows.start[i])],
       ["where", lane ? `${lane.group}, ${lane.label}` : rows.places[rows.place[i]]],
     ];
+    if (rows.who[i] >= 0) lines.push(["waited for", this.participants[rows.who[i]]]);
+    const segment = lane ? this.segmentOf(rows, i) : i;
+    if (segment >= 0) lines.push(...this.told(segment));
     if (lane) lines.push(["slack", this.slack(rows, i)]);
     else if (rows.edge[i]) lines.push(["reached by", `${rows.edge[i]} edge`]);
     if (rows.count[i] > 1) lines.push(["merged", this.merged(rows, i)]);
     return lines;
+  }
+
+  // What the program tells of a segment of the path.
+  told(segment) {
+    const columns = [["operation", this.path.operation], ["scope", this.path.scope], ["source", this.path.source], ["why", this.path.reason]];
+    return columns.filter(([, column]) => column[segment] >= 0).map(([key, column]) => [key, this.names[column[segment]]]);
+  }
+
+  // The segment of the path that a slice on it makes, -1 for none.
+  segmentOf(rows, i) {
+    if (!rows.path[i]) return -1;
+    for (let j = firstAfter(this.path, rows.start[i]); j < this.path.n && this.path.start[j] < rows.end[i]; j++) {
+      if (this.path.end[j] > rows.start[i] && this.path.name[j] === rows.name[i] && this.path.kind[j] === rows.kind[i]) return j;
+    }
+    return -1;
   }
 
   slack(rows, i) {
@@ -395,12 +447,12 @@ class Timeline {
     for (const canvas of [this.head, this.body]) {
       canvas.addEventListener("pointerdown", (event) => this.onDown(event, canvas));
       canvas.addEventListener("pointermove", (event) => this.onMove(event, canvas));
-      canvas.addEventListener("pointerup", () => this.onUp());
+      canvas.addEventListener("pointerup", (event) => this.onUp(event, canvas));
       canvas.addEventListener("pointerleave", () => this.onLeave());
       canvas.addEventListener("dblclick", (event) => this.onDouble(event, canvas));
       canvas.addEventListener("wheel", (event) => this.onWheel(event), { passive: false });
     }
-    window.addEventListener("scroll", () => this.show(null), { passive: true, capture: true });
+    window.addEventListener("scroll", () => this.pin(null), { passive: true, capture: true });
     this.root.addEventListener("keydown", (event) => this.onKey(event));
     for (const button of this.root.querySelectorAll("button[data-do]")) {
       button.addEventListener("click", () => this.act(button.dataset.do));
@@ -415,21 +467,25 @@ class Timeline {
 
   onMove(event, canvas) {
     this.cursor = event.offsetX < GUTTER ? null : this.instant(event.offsetX);
-    if (this.drag) {
+    if (this.drag && Math.abs(this.drag.x - event.offsetX) >= CLICK) {
       const shift = ((this.drag.x - event.offsetX) / (this.width - GUTTER)) * (this.drag.to - this.drag.from);
       this.zoomTo(this.drag.from + shift, this.drag.to + shift);
     }
-    this.show(this.drag ? null : this.at(canvas, event.offsetX, event.offsetY), event.clientX, event.clientY);
+    if (!this.pinned) this.show(this.drag ? null : this.at(canvas, event.offsetX, event.offsetY), event.clientX, event.clientY);
     this.requestDraw();
   }
 
-  onUp() {
+  // A press that did not move is a click: what is there stays told until another click, or Escape.
+  onUp(event, canvas) {
+    if (this.drag && Math.abs(this.drag.x - event.offsetX) < CLICK) {
+      this.pin(this.at(canvas, event.offsetX, event.offsetY), event.clientX, event.clientY);
+    }
     this.drag = null;
   }
 
   onLeave() {
     this.cursor = null;
-    this.show(null);
+    if (!this.pinned) this.show(null);
     this.requestDraw();
   }
 
@@ -469,7 +525,7 @@ class Timeline {
       reset: () => this.reset(),
       previous: () => this.walk(-1),
       next: () => this.walk(1),
-      hide: () => this.show(null),
+      hide: () => this.pin(null),
     };
     does[action]();
   }
@@ -482,10 +538,19 @@ class Timeline {
     if (end < this.view.from || start > this.view.to) this.zoomTo(start - (end - start), end + (end - start));
     const hit = { rows: this.path, i: this.selected, lane: null };
     const box = this.head.getBoundingClientRect();
-    this.show(hit, box.left + Math.max(GUTTER, Math.min(this.width - 300, this.x(start))), box.top + AXIS + TRACK);
-    const told = this.describe(hit).map(([key, value]) => `${key} ${value}`);
-    this.live.textContent = [this.names[this.path.name[this.selected]], ...told].join(", ");
+    this.pin(hit, box.left + Math.max(GUTTER, Math.min(this.width - 300, this.x(start))), box.top + AXIS + TRACK);
+  }
+
+  // Keeps telling what a row is, and says it aloud.
+  pin(hit, x, y) {
+    if (!hit && !this.pinned && this.tip.hidden) return;
+    this.pinned = hit;
+    if (hit) this.selected = hit.lane ? this.segmentOf(hit.rows, hit.i) : hit.i;
+    this.show(hit, x, y);
     this.requestDraw();
+    if (!hit) return;
+    const told = this.describe(hit).map(([key, value]) => `${key} ${value}`);
+    this.live.textContent = [this.names[hit.rows.name[hit.i]], ...told].join(", ");
   }
 
   focusOn(start, end) {
