@@ -30,7 +30,7 @@ from traceflow.outputs import recorded_outputs
 from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.result import Provenance
 from traceflow.run import Run
-from traceflow.trace.model import Kind
+from traceflow.trace.model import Kind, LaneKind
 
 US = 1_000
 
@@ -391,6 +391,31 @@ def test_programs_are_preferred_where_both_have_them() -> None:
     run = steps(3, 3, 3, 3, 3).run()
     programmed = Run(Evidence(run.evidence.trace, {1: read_hlo_text(GATHERED, 1)}), ("a",))
     assert found_between(programmed, programmed).compared_aspects[0] == "shapes"
+
+
+def on_virtual_devices(*lengths_us: int) -> Run:
+    """Steps of one virtual device, a thread of the host, that executes a program."""
+    build = Builder()
+    thread, worker = build.lane(0, "main"), build.lane(0, "worker", 0, LaneKind.WORKER)
+    now = 0
+    for number, length in enumerate(lengths_us):
+        build.event(thread, now, now + US, "launch", Kind.CALL, number + 1)
+        build.event(worker, now + US, now + length * US, "dot", Kind.COMPUTE, number + 1)
+        build.mark(number, 0, now, now + length * US)
+        now += length * US + US
+    return Run(Evidence(build.trace(), {1: read_hlo_text(GATHERED, 1)}), ("virtual",))
+
+
+def test_the_same_program_on_virtual_devices_is_as_fast_as_the_host_is_free() -> None:
+    quiet, busy = on_virtual_devices(500, 501, 502, 503, 504), on_virtual_devices(1500, 1501, 1502, 1503, 1504)
+    found = found_between(quiet, busy, "more step time", "step_ns > 1 ms", "same live_peak_bytes")
+    assert (found.verdict, found.step.change.significant) == ("unknown", None)
+    assert [one.name for one in found.quantities if one.change.significant] == []
+    assert verdicts(found)[:2] == ["undecided", "confirmed"]  # a claim on one run stands
+    assert "virtual devices" in next(gap.reason for gap in found.skipped if gap.what == "/result/step_ns/significant")
+    regrouped = read_hlo_text(GATHERED.replace("{{0,1,2,3}}", "{{0,2},{1,3}}"), 1)
+    assert found_between(quiet, Run(Evidence(busy.evidence.trace, {1: regrouped}), ("b",))).verdict == "slower"
+    assert found_between(training(*[500] * 5), training(*[900] * 5)).verdict == "slower"  # no virtual devices
 
 
 # ---- front doors ----

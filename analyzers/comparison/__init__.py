@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.analyzers.comparison.claims import Claim, Judged, Verdict, judged
+from traceflow.analyzers.comparison.claims import HOST_DECIDES, Claim, Judged, Verdict, judged
 from traceflow.analyzers.comparison.numerics import ATOL, RTOL, Numerics, numerics
 from traceflow.analyzers.comparison.observation import PATH, QUANTITIES, Observation, observe
 from traceflow.analyzers.comparison.plan import ASPECTS, PlanChange, plan_changes
@@ -28,11 +28,16 @@ class Compared:
     name: str
     a: Sample | None
     b: Sample | None
+    host_decides: bool = False  # the same programs ran on virtual devices
 
     @property
     def change(self) -> Change:
         """How it changed; nothing is known of a change where a side is missing."""
-        return Change(None, None, None) if self.a is None or self.b is None else change(self.a, self.b)
+        if self.a is None or self.b is None:
+            return Change(None, None, None)
+        found = change(self.a, self.b)
+        open_to_doubt = self.host_decides and found.significant and not self.a.exact
+        return replace(found, significant=None) if open_to_doubt else found
 
     def to_dict(self) -> dict[str, Json]:
         """A row of `quantities`."""
@@ -117,7 +122,9 @@ def diff(
     A difference counts where the spreads of both runs, from the 10th to the 90th percentile of their steady steps and
     widened where there are few, do not overlap, and each run has 5 steps at least. What compiled programs or payloads determine has no spread. Where
     most steps begin before the last one has ended, the time between their starts is what is compared. Communication
-    is measured within each run, never taken for the difference of two step times.
+    is measured within each run, never taken for the difference of two step times. Where both runs executed the same
+    compiled programs on virtual devices, a difference in time is left open: their speed is that of a host which does
+    other things, too, and no run knows how much.
 
     Args:
         a: The reference, as `observe` sees it.
@@ -128,11 +135,11 @@ def diff(
     """
     measure = "period" if a.overlapping or b.overlapping else "duration"
     ours, theirs = (_with_step(side, measure) for side in (a, b))
-    rows = tuple(Compared(n, ours.quantities.get(n), theirs.quantities.get(n)) for n in QUANTITIES)
-    step, *others = rows
-    same = None if a.outputs is None or b.outputs is None else numerics(a.outputs, b.outputs, atol=atol, rtol=rtol)
     changed, aspects = _plans(a, b)
-    verdicts = tuple(judged(claim, ours, theirs, same) for claim in claims)
+    host = not changed and aspects == ASPECTS and a.simulated and b.simulated
+    step, *others = (Compared(n, ours.quantities.get(n), theirs.quantities.get(n), host) for n in QUANTITIES)
+    same = None if a.outputs is None or b.outputs is None else numerics(a.outputs, b.outputs, atol=atol, rtol=rtol)
+    verdicts = tuple(judged(claim, ours, theirs, same, host_decides=host) for claim in claims)
     interval = change_interval(step.a.values, step.b.values) if step.a is not None and step.b is not None else None
     return Diff(
         step=step,
@@ -199,8 +206,9 @@ def _skipped(
         if "step_ns" in side.unknown and "step_ns" not in side.quantities:
             yield Skipped(f"/result/step_ns/{name}", side.unknown["step_ns"])
     if step.change.significant is None:
-        why = f"fewer than {STEPS_NEEDED} steady steps of a run, or none"
-        yield Skipped("/result/step_ns/significant", why)
+        few = f"fewer than {STEPS_NEEDED} steady steps of a run, or none"
+        seen = step.a is not None and step.b is not None and step.a.settled and step.b.settled
+        yield Skipped("/result/step_ns/significant", HOST_DECIDES if seen else few)
     if interval is None:
         yield Skipped("/result/step_ns/interval_ratio", "too few steady steps for an interval at 99 %")
     without = [name for name, side in sides.items() if side.outputs is None]

@@ -23,6 +23,9 @@ from traceflow.expression import Comparison, ExpressionError, Quantity, Span, ho
 from traceflow.result import Json
 
 OUTPUTS = "outputs"
+HOST_DECIDES = (
+    "both ran the same programs on virtual devices, whose speed is that of a host that does other things, too"
+)
 _WORDS = {"less": "<", "fewer": "<", "more": ">", "no": "==", "same": "=="}
 _SAID = {
     "step_time": "step_ns",
@@ -115,7 +118,9 @@ def _known(text: str, name: str, at: int) -> str:
     raise ExpressionError(text, at, f"no quantity is called {name}", f"there is {', '.join(near)}")
 
 
-def judged(claim: Claim, a: Observation, b: Observation, numerics: Numerics | None) -> Judged:
+def judged(
+    claim: Claim, a: Observation, b: Observation, numerics: Numerics | None, *, host_decides: bool = False
+) -> Judged:
     """The verdict on a claim: confirmed where it is true of the whole spread of its quantities, refuted where it is true of none.
 
     A claim is undecided where the spreads, as they count, overlap, where a quantity is not known, or where fewer than 5 steps tell of
@@ -126,6 +131,7 @@ def judged(claim: Claim, a: Observation, b: Observation, numerics: Numerics | No
         a: The first run.
         b: The second run.
         numerics: Their outputs, where they were recorded.
+        host_decides: Whether a difference in time between them is that of the host.
     """
     names = [quantity.name for quantity in quantities(claim.comparison)]
     if any(name.endswith(OUTPUTS) for name in names):
@@ -140,12 +146,21 @@ def judged(claim: Claim, a: Observation, b: Observation, numerics: Numerics | No
         return Judged(claim.text, Verdict.UNDECIDED, MappingProxyType({**evidence, "reason": why}))
     samples = {name: sample for name, sample in sides.items() if isinstance(sample, Sample)}
     true = _holds(claim.comparison, samples)
-    few = [name for name, sample in samples.items() if not sample.settled]
-    if true is None or few:
-        why = f"fewer than {STEPS_NEEDED} steps of {', '.join(few)}" if few else "it holds for a part of the spread"
+    doubt = _doubt(samples, host_decides=host_decides)
+    if true is None or doubt is not None:
+        why = doubt or "it holds for a part of the spread"
         return Judged(claim.text, Verdict.UNDECIDED, MappingProxyType({**evidence, "reason": why}))
     verdict = Verdict.CONFIRMED if true else Verdict.REFUTED
     return Judged(claim.text, verdict, MappingProxyType(evidence))
+
+
+def _doubt(samples: Mapping[str, Sample], *, host_decides: bool) -> str | None:
+    """What leaves a claim open whatever the spread, None where nothing does."""
+    few = [name for name, sample in samples.items() if not sample.settled]
+    if few:
+        return f"fewer than {STEPS_NEEDED} steps of {', '.join(few)}"
+    varying = {name[:2] == "a." for name, sample in samples.items() if not sample.exact}
+    return HOST_DECIDES if host_decides and len(varying) > 1 else None
 
 
 def _of_outputs(claim: Claim, numerics: Numerics | None) -> Judged:

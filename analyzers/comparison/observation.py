@@ -24,7 +24,7 @@ from traceflow.budgets import sent_bytes
 from traceflow.errors import TraceflowError
 from traceflow.program.module import COLLECTIVES, Programs
 from traceflow.result import Provenance
-from traceflow.trace.model import Bool, Copies, HloEvents, Trace
+from traceflow.trace.model import Bool, Copies, HloEvents, LaneKind, Trace
 
 _MOST_STEPS = 15  # whose paths and communication are looked at
 _NO_STEPS = "the trace marks no step in which nothing was compiled"
@@ -55,6 +55,7 @@ class Observation:
     outputs: Outputs | None  # None where none were recorded
     steps: tuple[int, ...]  # those that were looked at closely
     steady_steps: int
+    simulated: bool = False  # whether devices are threads of the host
     overlapping: bool = False  # whether a step begins before the last one has ended
     periods_ns: tuple[int, ...] = ()  # between the starts of steps
 
@@ -103,6 +104,7 @@ def observe(
         outputs=outputs,
         steps=tuple(looked_at),
         steady_steps=len(steady),
+        simulated=bool((trace.lanes.kind == LaneKind.WORKER).any()),
         overlapping=2 * sum(overlaps) > len(overlaps),
         periods_ns=tuple(starts[step + 1] - starts[step] for step in follow),
     )

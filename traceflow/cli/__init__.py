@@ -1,7 +1,7 @@
 """The command line: `traceflow VERB INPUT`.
 
 Results go to stdout, progress and errors to stderr. Exit codes: 0 fine, 1 the input or the tool failed, 2 the
-command line could not be understood, 3 is kept for gates, 130 interrupted.
+command line could not be understood, 3 a gate does not hold, 130 interrupted.
 """
 
 from __future__ import annotations
