@@ -160,6 +160,16 @@ def sums_end_elsewhere(a: jax.Array, w: jax.Array) -> Any:
     return _sums(a, w, lambda index, step: index + step)
 
 
+def sums_in_turn(a: jax.Array, w: jax.Array) -> Any:
+    """Computes a term only when the sum that it is added to has come."""
+    width, total = w.shape[1] // N, jnp.zeros((a.shape[0], w.shape[1] // N), a.dtype)
+    for step in range(N):
+        arrived = _send(total) if step else total
+        columns = jax.lax.dynamic_slice_in_dim(w, (_index() + step + 1) % N * width, width, axis=1)
+        total = arrived + (a + 0 * arrived[0, 0]) @ columns
+    return total
+
+
 def sums_loop(a: jax.Array, w: jax.Array) -> Any:
     """Partial sums travel in a loop, which begins by sending zeros."""
     width = w.shape[1] // N
@@ -216,6 +226,7 @@ PROGRAMS = {
     "sums": Program(sums, (1, 0, 1)),
     "sums_of_others": Program(sums_of_others, (1, 0, 1), correct=False),
     "sums_end_elsewhere": Program(sums_end_elsewhere, (1, 0, 1), correct=False),
+    "sums_in_turn": Program(sums_in_turn, (1, 0, 1)),
     "sums_loop": Program(sums_loop, (1, 0, 1)),
     "assembled": Program(assembled, (0, 1, 1)),
     "assembled_elsewhere": Program(assembled_elsewhere, (0, 1, 1), correct=False),

@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from traceflow.analyzers.collective_matmul import CollectiveMatmul
+import traceflow
+from traceflow.analyzers.collective_matmul import CollectiveMatmul, collective_matmul
 from traceflow.analyzers.rings.walk import offsets
-from traceflow.collectors.workloads.collective_matmul import matrices
+from traceflow.collectors.jax import compile_only
+from traceflow.collectors.workloads.collective_matmul import (
+    AXIS,
+    LAYOUTS,
+    matrices,
+    place,
+    record_collective_matmul,
+)
+from traceflow.collectors.workloads.line_mesh import line_mesh
 from traceflow.evidence import Evidence
 from traceflow.program.sharding import parse_sharding
 from traceflow.run import Run
@@ -32,6 +42,7 @@ FLAWS = {
     "loop_sends_in_vain": "TF262",
     "sums_loop": "TF262",
     "in_turn": "TF263",
+    "sums_in_turn": "TF263",
 }
 RIGHT = PROGRAMS.keys() - FLAWS.keys()
 
@@ -83,7 +94,10 @@ def test_a_wrong_source_is_told_with_round_and_device() -> None:
     (finding,) = found("backwards").findings
     assert finding.severity == "error"
     assert finding.evidence["rounds"] == [1, 3]  # in rounds 0 and 2 of 4, index - t and index + t are the same
-    assert "2 of 4 rounds use rows of other blocks: in round 1 device 0 has the block of 1 and rows from 12" in finding.title
+    assert (
+        "2 of 4 rounds use rows of other blocks: in round 1 device 0 has the block of 1 and rows from 12"
+        in finding.title
+    )
     (shifted,) = found("shifted").findings
     assert shifted.evidence["rounds"] == [0, 1, 2, 3]
 
@@ -125,6 +139,49 @@ def test_without_a_trace_there_is_only_the_order_of_the_source() -> None:
     assert (loop.exposed_ns, loop.overlapped_share, loop.matmul_ns, loop.chunk_efficiency_ratio) == (None,) * 4
     told = {skipped.what for skipped in result.skipped}
     assert {f"/result/loops/*/{name}" for name in ("exposed_ns", "overlapped_share", "chunk_efficiency_ratio")} <= told
+
+
+@pytest.mark.parametrize(("layout", "form"), [("gather", "ring"), ("scatter", "scatter_ring")])
+def test_every_round_of_the_workloads_is_matched_on_eight_devices(layout: str, form: str) -> None:
+    mesh, (a, w) = line_mesh(8, AXIS), matrices((8, 64, 32))
+    program = LAYOUTS[layout].forms[form](mesh)
+    module = compile_only(program, *place(mesh, LAYOUTS[layout], a, w)).compiled
+    assert module is not None
+    result = collective_matmul({0: module})
+    (loop,) = result.loops
+    assert (loop.rounds, loop.permutes, loop.devices, result.findings) == (8, 7, 8, ())
+    first = 1 if loop.travels == "sums" else 0
+    for turn, one in enumerate(loop.per_round):
+        assert one.block == tuple((device + turn + first) % 8 for device in range(8))
+        assert one.begins == tuple(block * (8 if layout == "gather" else 4) for block in one.block)
+        assert one.matches
+
+
+@pytest.mark.parametrize(
+    ("layout", "form", "operation"), [("gather", "gather", "all-gather"), ("scatter", "scatter", "reduce-scatter")]
+)
+def test_the_undivided_workloads_are_candidates(layout: str, form: str, operation: str) -> None:
+    mesh, (a, w) = line_mesh(8, AXIS), matrices((8, 64, 32))
+    module = compile_only(LAYOUTS[layout].forms[form](mesh), *place(mesh, LAYOUTS[layout], a, w)).compiled
+    assert module is not None
+    result = collective_matmul({0: module})
+    assert result.loops == ()
+    assert [(one.operation, one.members) for one in result.candidates] == [(operation, 8)]
+
+
+def test_a_recorded_ring_has_times_for_every_round(tmp_path: Path) -> None:
+    record_collective_matmul(tmp_path, devices=4, size=(64, 64, 64), steps=2)
+    ring, gather = traceflow.open(tmp_path / "ring"), traceflow.open(tmp_path / "gather")
+    result = ring.collective_matmul(undivided=gather)
+    (loop,) = result.loops
+    assert loop.executions == 2
+    assert all(one.matches and one.product_ns for one in loop.per_round)
+    assert all(one.permute_ns and one.exposed_ns is not None for one in loop.per_round[1:])
+    assert loop.verdict != "source order only, no evidence of overlap"
+    assert loop.chunk_efficiency_ratio is not None
+    (candidate,) = gather.collective_matmul(step=2).candidates
+    assert candidate.exposed_ns is not None
+    assert candidate.saved_ns is not None
 
 
 @pytest.mark.parametrize(
