@@ -122,7 +122,7 @@ def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
     [
         lambda file: file.write_bytes(file.read_bytes()[:300]),
         lambda file: file.write_bytes(b""),
-        lambda file: np.savez(file, step=np.zeros(1)),
+        lambda file: np.savez(file, version=1, step=np.zeros(1)),
         lambda file: np.savez(file, **{**stored(file), "tokens_per_expert_ends": np.array([3])}),
         lambda file: np.savez(file, **{**stored(file), "layer": np.zeros(2)}),
         lambda file: np.savez(file, **{**stored(file), "all_sources": np.array([1 << 40])}),
@@ -136,6 +136,19 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Callable[[Path], ob
     damage(write(tmp_path, 0, call([1, 2, 3, 4])))
     with pytest.raises(TraceflowError, match="TF103"):
         read_routing(sorted(tmp_path.iterdir()))
+
+
+def test_what_a_program_attached_under_the_name_is_passed_over(tmp_path: Path) -> None:
+    np.savez(tmp_path / "rank00000.routing.npz", dropped=[1, 2])
+    np.savez(tmp_path / "rank00000.combine.npz", dropped=[1, 2])
+    assert read_routing(sorted(tmp_path.iterdir())) is None
+
+
+def test_a_record_of_a_later_version_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path, 0, call([1, 2, 3, 4]))
+    np.savez(file, **{**stored(file), "version": 2})
+    with pytest.raises(TraceflowError, match=r"TF107.*later traceflow"):
+        read(tmp_path)
 
 
 def test_values_of_a_combination_are_read(tmp_path: Path) -> None:

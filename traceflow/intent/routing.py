@@ -67,6 +67,7 @@ _COLUMNS = (
     *(field.name for field in fields(Shape)),
 )
 _MOST_SOURCES = 1 << 20
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,18 +144,21 @@ def packed(calls: Sequence[tuple[Mapping[str, int], Mapping[str, Any]]], *, over
         parts = [np.asarray(lists.get(name, ()), np.int64).ravel() for _, lists in calls]
         arrays[name] = np.concatenate([np.empty(0, np.int64), *parts])
         arrays[f"{name}_ends"] = np.cumsum([len(part) for part in parts], dtype=np.int64)
-    return {**arrays, "overwritten": np.array(overwritten)}
+    return {**arrays, "overwritten": np.array(overwritten), "version": np.array(_VERSION)}
 
 
 def read_routing(files: Iterable[Path]) -> Routing | None:
     """The routing records among the files of a capture, as one; None where there is none.
 
+    What a program attached under the same name is none, and is passed over.
+
     Raises:
-        TraceflowError: TF103 when one is damaged.
+        TraceflowError: TF103 when one is damaged, TF107 when it is of a later version.
     """
     files = tuple(files)
-    processes = [_read(file, int(found[1])) for file in files if (found := _FILE.fullmatch(file.name))]
-    combines = tuple(_combine(file, int(found[1])) for file in files if (found := _COMBINE.fullmatch(file.name)))
+    records = [_read(file, int(found[1])) for file in files if (found := _FILE.fullmatch(file.name))]
+    checked = [_combine(file, int(found[1])) for file in files if (found := _COMBINE.fullmatch(file.name))]
+    processes, combines = [one for one in records if one], tuple(one for one in checked if one)
     if not processes:
         return Routing(combines=combines) if combines else None
     return replace(joined(sorted(processes, key=lambda process: process.rank)), combines=combines)
@@ -165,13 +169,20 @@ def _damaged(file: Path, error: Exception) -> TraceflowError:
 
 
 def _arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of a file.
+
+    Raises:
+        OSError, ValueError, EOFError, BadZipFile: when it is damaged.
+    """
     with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
         return {name: stored[name] for name in stored.files}
 
 
-def _combine(file: Path, rank: int) -> CombineValues:
+def _combine(file: Path, rank: int) -> CombineValues | None:
     try:
         arrays = _arrays(file)
+        if "returned" not in arrays:
+            return None
         returned, gates, combined = (arrays[name].astype(np.float64) for name in ("returned", "gates", "combined"))
         token, choice = (arrays[name].astype(np.int64) for name in ("token", "choice"))
         layer, weighted = int(arrays["layer"]), bool(arrays["weighted"])
@@ -185,9 +196,13 @@ def _combine(file: Path, rank: int) -> CombineValues:
     return found
 
 
-def _read(file: Path, rank: int) -> _Process:
+def _read(file: Path, rank: int) -> _Process | None:
     try:
         arrays = _arrays(file)
+        if "version" not in arrays:
+            return None
+        if arrays["version"] > _VERSION:
+            raise TraceflowError("TF107", f"cannot read {file}", "a later traceflow wrote it", "update traceflow")
         columns = {name: arrays[name].astype(np.int64) for name in _COLUMNS}
         lists = {name: (arrays[name].astype(np.int64), arrays[f"{name}_ends"].astype(np.int64)) for name in LISTS}
         process = _Process(rank, columns, lists, int(arrays["overwritten"]))
