@@ -24,8 +24,10 @@ def products(trace: Trace, plan: Plan) -> Iterator[Row]:
     if plan.model is None or plan.tokens is None:
         return
     seen, planned = _seen(trace), _planned(plan)
+    experts = plan.model.routed_width, plan.model.expert_hidden // plan.parallel.etp
     for name, (rows, matrix) in planned.items():
-        alike = [other for other, (_, size) in planned.items() if size in {matrix, matrix[::-1]} and other != name]
+        others = [size for other, (_, size) in planned.items() if other != name] + [experts]
+        alike = any(size in {matrix, matrix[::-1]} for size in others)
         shape: list[Json] = [rows, *matrix]
         observed: list[Json] = [[count, *matrix] for count in sorted(seen.get(matrix, ()))]
         row = (Subject.SHAPE, name, "forward", None, shape)
