@@ -14,6 +14,7 @@ from handmade import MS, Builder
 from jsonschema import Draft202012Validator
 from kineto_builder import KinetoTrace, opened
 
+import traceflow
 from traceflow.analyzers.collective_matmul import CollectiveMatmul
 from traceflow.evidence import Evidence
 from traceflow.program.hlo_module_text import read_hlo_text
@@ -271,3 +272,17 @@ def test_products_without_messages_are_no_ring(tmp_path: Path) -> None:
     card = KinetoTrace()
     card.host("aten::mm", 0, 9_000, arguments=SHAPES)
     assert opened(tmp_path, card).collective_matmul().to_dict()["loops"] == []
+
+
+@pytest.mark.parametrize(("layout", "form", "first"), [("gather", "ring", 0), ("scatter", "scatter_ring", 1)])
+def test_rounds_that_pytorch_recorded_are_followed(tmp_path: Path, layout: str, form: str, first: int) -> None:
+    pytest.importorskip("torch", reason="the workload is PyTorch's")
+    from traceflow.collectors.workloads.ring_matmul_torch import record_ring_matmul
+
+    record_ring_matmul(tmp_path, layout=layout, processes=3, size=(24, 24, 24), steps=2)
+    (loop,) = traceflow.open(tmp_path / form).collective_matmul().loops
+    assert (loop.rounds, loop.permutes, loop.devices, loop.executions) == (3, 2, 3, 2)
+    assert [one.block for one in loop.per_round] == [
+        tuple((rank + turn + first) % 3 for rank in range(3)) for turn in range(3)
+    ]
+    assert loop.permute_ns is not None
