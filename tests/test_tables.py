@@ -98,7 +98,7 @@ def test_known_answers(tables: Path) -> None:
 
 
 def test_edges_lead_to_what_waited(tables: Path, capsys: Capture) -> None:
-    assert main(["query", str(tables), QUERIES[4], "--format", "csv"]) == 0
+    assert main(["query", str(tables), QUERIES[5], "--format", "csv"]) == 0
     assert capsys.readouterr().out.splitlines()[1:] == []  # two cards meet in a join, which belongs to no event
     edges = "SELECT kind, count(*) AS edges FROM edges WHERE binds GROUP BY kind ORDER BY kind"
     assert main(["query", str(tables), edges, "--format", "csv"]) == 0
@@ -121,6 +121,14 @@ def test_tables_of_recorded_runs_agree_with_results(name: str, corpus: Callable[
     assert max(edges["source_slice"], default=-1) < table(of, "slices").num_rows or not edges["source_slice"]
     joined = run.query("SELECT count(*) FROM events JOIN instructions USING (program, instruction)").rows
     assert joined == ((int(np.count_nonzero(run.trace.hlo.instruction >= 0)) if run.programs else 0,),)
+
+
+def test_what_collectives_are_for_is_null_where_nothing_tells(corpus: Callable[[str], Path]) -> None:
+    run = tf.open(corpus("cluster/trace-ST.parquet"))
+    told = {collective.to_dict()["purpose"] for collective in run.communication().collectives}
+    found = run.query("SELECT DISTINCT purpose FROM collectives").rows
+    assert {"unknown" if purpose is None else purpose for (purpose,) in found} == told
+    assert run.query("SELECT purpose, dimension FROM messages").rows
 
 
 @pytest.mark.parametrize("sql", QUERIES, ids=range(len(QUERIES)))

@@ -17,7 +17,7 @@ from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, Top
 from traceflow.cli.progress import working
 
 if TYPE_CHECKING:
-    from traceflow.export.query import Answer
+    from traceflow.export.query import QueryResult
 
 
 class Form(StrEnum):
@@ -57,7 +57,7 @@ def query(
     place.write(_written(answer, options, source, sql, top), target)
 
 
-def _written(answer: Answer, options: QueryOptions, source: str, sql: str, top: int) -> str:
+def _written(answer: QueryResult, options: QueryOptions, source: str, sql: str, top: int) -> str:
     if options.format is Form.CSV:
         return _csv(answer)
     if options.format is Form.JSON:
@@ -68,14 +68,14 @@ def _written(answer: Answer, options: QueryOptions, source: str, sql: str, top: 
     return answer_text(answer, top=top, width=place.width(), color=color)
 
 
-def _csv(answer: Answer) -> str:
+def _csv(answer: QueryResult) -> str:
     text = StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([answer.columns, *answer.rows])
     return text.getvalue()
 
 
-def _json(answer: Answer, source: str, sql: str) -> str:
+def _json(answer: QueryResult, source: str, sql: str) -> str:
     from traceflow.report.json import SCHEMA_VERSION, dumps
 
     return dumps(

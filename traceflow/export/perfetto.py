@@ -19,7 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from traceflow.analyzers.communication import Collective
+from traceflow.analyzers.attribution.purposes import UNKNOWN
+from traceflow.analyzers.communication_rows import Collective
 from traceflow.analyzers.critical_path import KINDS, CriticalPath, Segments
 from traceflow.errors import TraceflowError
 from traceflow.export._counters import Counter, counters
@@ -198,6 +199,8 @@ def _put_collectives(file: TrackFile, collectives: tuple[Collective, ...], place
         file.names(tuple(one.op for one, _ in calls)),
         {
             "group": file.names(tuple(one.group for one, _ in calls)),
+            "purpose": _texts(file, [_told(one, "purpose") for one, _ in calls]),
+            "dimension": _texts(file, [_told(one, "dimension") for one, _ in calls]),
             "last to arrive": file.names(tuple(_participant(one.last[0], _device(one.last)) for one, _ in calls)),
         },
         {"payload_bytes": np.array([_or_absent(call.payload_bytes) for _, call in calls], np.int64)},
@@ -206,6 +209,12 @@ def _put_collectives(file: TrackFile, collectives: tuple[Collective, ...], place
     waits = replace(waits, end_ns=arrival + wait)
     transfers = replace(transfers, start_ns=arrival + wait)
     file.slices(_joined(wholes, _lasting(waits), _lasting(transfers)))
+
+
+def _told(one: Collective, what: str) -> str | None:
+    """What a collective is attributed to, None where nothing tells."""
+    told = UNKNOWN if one.attributed is None else str(getattr(one.attributed, what))
+    return None if told == UNKNOWN else told
 
 
 def _device(participant: tuple[int, int | None]) -> int:

@@ -26,7 +26,7 @@ _ISOLATED = {
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class QueryResult:
     """The rows that a query found."""
 
     columns: tuple[str, ...]
@@ -61,7 +61,7 @@ def _plain(value: object) -> Json:
     return value if value is None or isinstance(value, int | float | str) else str(value)
 
 
-def query(source: Answers | Path, sql: str) -> Answer:
+def query(source: Answers | Path, sql: str) -> QueryResult:
     """Answer a query on the tables of a run.
 
     Args:
@@ -84,7 +84,7 @@ def query(source: Answers | Path, sql: str) -> Answer:
             found = connection.execute(statements[0])
             told = found.description or ()
             names, types = tuple(str(column[0]) for column in told), tuple(str(column[1]) for column in told)
-            return Answer(names, types, tuple(found.fetchall()))
+            return QueryResult(names, types, tuple(found.fetchall()))
         except duckdb.Error as error:
             hint = f"correct it; the tables are {', '.join(TABLES)}"
             raise _refused(sql, " ".join(str(error).split("\n\nLINE")[0].split()), hint) from error

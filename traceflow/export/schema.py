@@ -81,6 +81,9 @@ collectives: One row per collective whose participants are all known.
   op string - recorded
   name string - recorded of its event on the first participant
   group_name string - recorded process group or replica group
+  dimension string? - derived of the mesh or the parallel plan that its group lies along
+  purpose string? - derived what it is for, such as `parameter gather`
+  phase string? - derived `forward`, `backward` or `update`
   payload_bytes int64? bytes recorded most that one participant puts in
   participants int32 - derived
   last_rank int32 - measured who arrived last
@@ -103,6 +106,9 @@ messages: One row per transfer from one participant to another.
   source_device int32? - recorded
   destination_rank int32 - recorded
   destination_device int32? - recorded
+  dimension string? - derived of the mesh or the parallel plan that its group lies along
+  purpose string? - derived what it is for, such as `parameter gather`
+  phase string? - derived `forward`, `backward` or `update`
   payload_bytes int64? bytes recorded
   posted_ns int64 ns measured start of the send
   received_ns int64 ns measured end of the receive

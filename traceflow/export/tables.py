@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from traceflow.analyzers.attribution.purposes import UNKNOWN
 from traceflow.analyzers.window import NO_STEP, step_of_events
 from traceflow.export.schema import TABLES, VERSION, Column
 from traceflow.export.subject import Answers
@@ -18,7 +19,7 @@ from traceflow.trace.model import ABSENT, Int64, Kind, LaneKind, MemorySource, M
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from traceflow.analyzers.communication import Participant
+    from traceflow.analyzers.communication_rows import Collective, Message, Participant
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +182,19 @@ def _collectives(of: Answers) -> Mapping[str, Values]:
     return {
         **{name: [getattr(row, name) for row in rows] for name in same},
         **_who([row.last for row in rows], "last_"),
+        **_purposes(rows),
         "group_name": [row.group for row in rows],
         "participants": [len(row.calls) for row in rows],
     }
+
+
+def _purposes(rows: Sequence[Collective | Message]) -> dict[str, Values]:
+    """What calls are for, None where nothing tells."""
+    told = [
+        (None, None, None) if (of := row.attributed) is None else (of.dimension, of.purpose, of.phase) for row in rows
+    ]
+    known = [[None if text == UNKNOWN else text for text in row] for row in told]
+    return {name: [row[i] for row in known] for i, name in enumerate(("dimension", "purpose", "phase"))}
 
 
 def _participants(of: Answers) -> Mapping[str, Values]:
@@ -201,6 +212,7 @@ def _messages(of: Answers) -> Mapping[str, Values]:
     same = ("id", "payload_bytes", "posted_ns", "received_ns", "wait_ns")
     return {
         **{name: [getattr(row, name) for row in rows] for name in same},
+        **_purposes(rows),
         **_who([row.source for row in rows], "source_"),
         **_who([row.destination for row in rows], "destination_"),
     }
