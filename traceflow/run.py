@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
     from traceflow.evidence import Evidence
-    from traceflow.export.query import Answer
+    from traceflow.export.query import QueryResult
     from traceflow.graph import DependencyGraph
     from traceflow.hardware import Hardware
     from traceflow.intent.intent import Intent
@@ -340,7 +340,7 @@ class Run:
 
         return write_parquet(self, Path(folder), step=step, force=force)
 
-    def query(self, sql: str, *, step: int | None = None) -> Answer:
+    def query(self, sql: str, *, step: int | None = None) -> QueryResult:
         """Ask the tables of the run in SQL; see :func:`traceflow.export.query.query`."""
         from traceflow.export.query import query
         from traceflow.export.subject import Answers
