@@ -281,6 +281,7 @@ def test_the_hot_expert_is_named_with_its_cost() -> None:
     assert "expert 0 of layer 0 on rank 0 gets 80% of the assignments, 3.2 times the mean" in finding.title
     assert finding.cost_ns == result.layers[0].balance_saved_ns == 12 * MS
     assert finding.evidence["rank"] == 0
+    assert finding.evidence["experts_on_path_ns"] == {"0": 30 * MS}
 
 
 def test_whose_experts_are_on_the_path() -> None:

@@ -57,8 +57,18 @@ def _imbalance(result: Moe, layer: RoutedLayer) -> Iterator[Finding]:
             "hot_expert_ratio": layer.hot_expert_ratio,
             "rank_imbalance_ratio": layer.rank_imbalance_ratio,
             "assignment_share": max(layer.tokens_per_expert) / layer.assignments,
+            "experts_on_path_ns": {**_on_path(result)},
         },
     )
+
+
+def _on_path(result: Moe) -> dict[str, int]:
+    """Whose experts lie on the critical path, by rank: of all layers, in both directions."""
+    by_rank: dict[str, int] = {}
+    for stage in result.stages:
+        if stage.stage == "experts" and stage.path_ns:
+            by_rank[str(stage.rank)] = by_rank.get(str(stage.rank), 0) + stage.path_ns
+    return by_rank
 
 
 def _title(layer: RoutedLayer, *, hot: bool, uneven: bool) -> str:
