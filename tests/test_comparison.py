@@ -418,6 +418,17 @@ def test_the_same_program_on_virtual_devices_is_as_fast_as_the_host_is_free() ->
     assert found_between(training(*[500] * 5), training(*[900] * 5)).verdict == "slower"  # no virtual devices
 
 
+def test_programs_alone_are_compared_by_their_plans(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [tmp_path / name for name in ("a.txt", "b.txt")]
+    for file, text in zip(files, (GATHERED, GATHERED.replace("{{0,1,2,3}}", "{{0,2},{1,3}}")), strict=True):
+        file.write_text(text)
+    assert main(["diff", *map(str, files), "--claim", "less step time", "--format", "json"]) == 0
+    result = json.loads(capsys.readouterr().out)["result"]
+    assert [row["aspect"] for row in result["plan_changes"]] == ["collectives", "collectives"]
+    assert (result["verdict"], result["step_ns"]["a"]) == ("unknown", None)
+    assert "no trace" in result["claims"][0]["evidence"]["reason"]
+
+
 # ---- front doors ----
 
 

@@ -54,15 +54,18 @@ def diff(
 
 
 def observation(run: Run) -> Observation:
-    """What a run shows of everything that is compared.
+    """What a run shows of everything that is compared; programs alone show no times.
 
     Args:
-        run: A run with a trace.
+        run: A run.
     """
-    from traceflow.analyzers.comparison import observe
+    from traceflow.analyzers.comparison import observe, observe_programs
     from traceflow.outputs import recorded_outputs
+    from traceflow.trace.untraced import FORMAT
 
     outputs = recorded_outputs(Path(run.inputs[0]))
+    if run.trace.format == FORMAT:
+        return observe_programs(run.trace, run.programs, run.memory(), outputs)
     return observe(run.trace, run.dependencies, run.programs, run.summary(), run.memory(), outputs)
 
 

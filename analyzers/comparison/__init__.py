@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.comparison.claims import HOST_DECIDES, Claim, Judged, Verdict, judged
 from traceflow.analyzers.comparison.numerics import ATOL, RTOL, Numerics, numerics
-from traceflow.analyzers.comparison.observation import PATH, QUANTITIES, Observation, observe
+from traceflow.analyzers.comparison.observation import (
+    BYTES,
+    CALLS,
+    PATH,
+    QUANTITIES,
+    Observation,
+    observe,
+    observe_programs,
+)
 from traceflow.analyzers.comparison.plan import ASPECTS, PlanChange, plan_changes
 from traceflow.analyzers.comparison.sample import STEPS_NEEDED, Change, Sample, change, change_interval
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
@@ -16,7 +24,7 @@ from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["Compared", "Diff", "diff", "observe"]
+__all__ = ["Compared", "Diff", "diff", "observe", "observe_programs"]
 
 _NO_OUTPUTS = "no outputs were recorded in {}: attach them as outputs.npz, in recorder.attach"
 
@@ -221,14 +229,15 @@ def _skipped(
 
 
 def _unknown(sides: Mapping[str, Observation]) -> Iterator[Skipped]:
-    """Quantities that a run does not show, once per reason."""
-    reasons: dict[str, list[str]] = {}
-    for name, side in sides.items():
-        for quantity, why in side.unknown.items():
-            if quantity not in side.quantities:
-                reasons.setdefault(f"{why} (run {name})", []).append(quantity)
-    for why, quantities in reasons.items():
-        yield Skipped("/result/quantities", f"{', '.join(quantities)}: {why}")
+    """Quantities that a run does not show, once per reason; those of single operations go with those of all."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for quantity in (name for name in QUANTITIES if name not in {*BYTES[1:], *CALLS[1:]}):
+        lacking = [name for name, side in sides.items() if quantity not in side.quantities]
+        for why in dict.fromkeys(sides[name].unknown[quantity] for name in lacking):
+            which = " and ".join(name for name in lacking if sides[name].unknown[quantity] == why)
+            reasons.setdefault((which, why), []).append(quantity)
+    for (which, why), names in reasons.items():
+        yield Skipped("/result/quantities", f"{', '.join(names)} of {which}: {why}")
 
 
 def _side(name: str, sample: Sample | None) -> Json:

@@ -28,6 +28,7 @@ from traceflow.trace.model import Bool, Copies, HloEvents, LaneKind, Trace
 
 _MOST_STEPS = 15  # whose paths and communication are looked at
 _NO_STEPS = "the trace marks no step in which nothing was compiled"
+_NO_TRACE = "the input holds programs and no trace"
 _NO_MEMORY = {
     "live_peak_bytes": "no compiled program came with its buffer assignment",
     "allocated_peak_bytes": "the capture holds no record of allocations",
@@ -107,6 +108,29 @@ def observe(
         simulated=bool((trace.lanes.kind == LaneKind.WORKER).any()),
         overlapping=2 * sum(overlaps) > len(overlaps),
         periods_ns=tuple(starts[step + 1] - starts[step] for step in follow),
+    )
+
+
+def observe_programs(
+    trace: Trace, programs: Programs, memory: Memory | None = None, outputs: Outputs | None = None
+) -> Observation:
+    """What programs alone tell: their plan and their peak, and nothing of time.
+
+    Args:
+        trace: That of an input without a trace, which is empty.
+        programs: The programs.
+        memory: Their memory.
+        outputs: What they computed, where that was recorded.
+    """
+    samples = _memory(memory)
+    compiled = plan_of_programs(trace, programs)
+    return Observation(
+        quantities=MappingProxyType(samples),
+        unknown=MappingProxyType({name: _NO_TRACE for name in QUANTITIES if name not in samples}),
+        plans=() if compiled is None else (compiled,),
+        outputs=outputs,
+        steps=(),
+        steady_steps=0,
     )
 
 
