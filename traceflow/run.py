@@ -147,10 +147,12 @@ class Run:
         """The user's own meshes, by program."""
         from traceflow.intent.intent import written_intent
 
+        written = [(one.compiled, one.written) for one in self.compilations if one.written is not None]
         found = {
-            one.compiled.program_id: written_intent(one.written).mesh
-            for one in self.compilations
-            if one.compiled is not None and one.written is not None
+            program: written_intent(before).mesh
+            for program, module in self.programs.items()
+            for compiled, before in written
+            if compiled is module
         }
         return {program: mesh for program, mesh in found.items() if mesh is not None}
 

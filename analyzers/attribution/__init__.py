@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from traceflow.analyzers.attribution.calls import Call, Surroundings, calls_of, replicated
-from traceflow.analyzers.attribution.dimensions import described, is_expert, on_mesh
+from traceflow.analyzers.attribution.dimensions import described, is_expert
 from traceflow.analyzers.attribution.expectations import Expectations, expectations
-from traceflow.analyzers.attribution.judging import NOTHING, Judgement, judge, names_of
+from traceflow.analyzers.attribution.judging import NOTHING, Judgement, axes_of, judge, names_of
 from traceflow.analyzers.attribution.overlap import Passes, passes
 from traceflow.analyzers.attribution.purposes import (
     GRADIENTS,
@@ -89,11 +89,11 @@ def attribution(
         >>> kind_of_operation("all-gather") is Kind.ALL_GATHER
         True
     """
-    expected = expectations(plan, routing)
+    expected = expectations(plan, routing, meshes or {})
     around = Surroundings(trace, found, programs or {})
     calls = calls_of(around)
     judged = _agreed(calls, judge(calls, expected), found)
-    dimensions = _dimensions(calls, judged, expected, meshes or {}, copies=replicated(trace))
+    dimensions = _dimensions(calls, judged, expected, copies=replicated(trace))
     return Attribution(
         tuple(
             Attributed(call, dimension, one.purpose, one.because)
@@ -141,11 +141,10 @@ def _dimensions(
     calls: Sequence[Call],
     judged: Sequence[Judgement],
     expected: Expectations,
-    meshes: Mapping[int, Mesh],
     *,
     copies: bool,
 ) -> list[str]:
-    named = [_named(call, one, expected, meshes) for call, one in zip(calls, judged, strict=True)]
+    named = [_named(call, one, expected) for call, one in zip(calls, judged, strict=True)]
     told = [
         name or _by_definition(call, one, expected, copies=copies)
         for name, call, one in zip(named, calls, judged, strict=True)
@@ -161,10 +160,9 @@ def _dimensions(
     ]
 
 
-def _named(call: Call, judged: Judgement, expected: Expectations, meshes: Mapping[int, Mesh]) -> str | None:
+def _named(call: Call, judged: Judgement, expected: Expectations) -> str | None:
     """What the group is called on the mesh that the purpose is about."""
-    mesh = None if call.program is None else meshes.get(call.program)
-    if mesh is not None and call.members and (axes := on_mesh(mesh, call.members)):
+    if axes := axes_of(call, expected):
         return axes
     names = names_of(call, expected)
     if judged.purpose is Purpose.UNKNOWN or (described(call.group) and not expected.has_plan):

@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -19,6 +20,9 @@ from traceflow.analyzers.window import NO_STEP, step_of_events
 from traceflow.program.module import HloModule, Programs
 from traceflow.trace.model import ABSENT, Bool, Group, Int64, LaneKind, Trace
 from traceflow.trace.model import Kind as EventKind
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.sharding.flow import Flow
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 _RECOMPUTES = f"{_BACKWARD}CheckpointFunctionBackward"
@@ -46,6 +50,7 @@ class Call:
     scopes: tuple[str, ...]  # annotations around it, the innermost first
     hooked: bool  # issued while a gradient was accumulated
     program: int | None = None  # of XLA
+    of_argument: bool = False  # whether an instruction is given an argument of its program, moved at most
 
     @property
     def members(self) -> frozenset[int]:
@@ -61,6 +66,8 @@ class Surroundings:
         e, lanes = trace.events, trace.lanes
         self.on_thread: Bool = (lanes.kind[e.lane] == LaneKind.THREAD) & (e.kind == EventKind.HOST)
         self.step = step_of_events(trace, found)
+        self._flows: dict[int, Flow] = {}
+        self._arguments: dict[tuple[int, int], bool] = {}
         self._known: dict[tuple[int, int], tuple[Phase | None, tuple[str, ...]]] = {}
 
     @cached_property
@@ -89,10 +96,11 @@ class Surroundings:
 
     @cached_property
     def instruction(self) -> Mapping[int, tuple[int, int]]:
-        """Program and instruction of each event that executes one."""
+        """Program and instruction of each communication event that executes one."""
         hlo = self.trace.hlo
-        rows = zip(hlo.event.tolist(), hlo.program.tolist(), hlo.instruction.tolist(), strict=True)
-        return {event: (program, row) for event, program, row in rows if row != ABSENT and program in self.programs}
+        chosen = np.flatnonzero((hlo.instruction != ABSENT) & np.isin(hlo.event, self.trace.communications.event))
+        columns = (column[chosen].tolist() for column in (hlo.event, hlo.program, hlo.instruction))
+        return {event: (program, row) for event, program, row in zip(*columns, strict=True) if program in self.programs}
 
     @cached_property
     def backward_span(self) -> Mapping[tuple[int, int], tuple[int, int]]:
@@ -120,6 +128,21 @@ class Surroundings:
             module = self.programs[program]
             self._known[program, row] = phase_and_scopes(module.operation_name[_work(module, row)])
         return self._known[program, row]
+
+    def takes_argument(self, program: int, row: int) -> bool:
+        """Whether all that an instruction is given are arguments of its program, moved at most."""
+        from traceflow.analyzers.sharding.flow import Flow
+
+        if (program, row) not in self._arguments:
+            module = self.programs[program]
+            work = _work(module, row)
+            flow = self._flows.setdefault(program, Flow(module))
+            origins = [flow.origin(operand) for operand in module.operands_of(work).tolist()]
+            self._arguments[program, row] = bool(origins) and all(
+                module.opcode[origin] == "parameter" and module.computation[origin] == module.entry
+                for origin in origins
+            )
+        return self._arguments[program, row]
 
     def phase_of(self, issuer: int, names: tuple[str, ...]) -> Phase | None:
         """The pass that issued something: by what is around it, else by when it was in its step."""
@@ -170,10 +193,11 @@ def _call(around: Surroundings, row: int) -> Call:
     c, e = trace.communications, trace.events
     event, lane = int(c.event[row]), int(e.lane[c.event[row]])
     kind = kind_of_operation(trace.strings[c.operation[row]])
-    issuer, program, hooked = event, None, False
+    issuer, program, hooked, of_argument = event, None, False, False
     if instruction := around.instruction.get(event):
         program = instruction[0]
         phase, scopes = around.of_instruction(*instruction)
+        of_argument = kind is Kind.ALL_GATHER and around.takes_argument(*instruction)
     else:
         issuer = int(around.issuer[event])
         names = tuple(around.chain(issuer))[1 if issuer == event else 0 :]
@@ -198,6 +222,7 @@ def _call(around: Surroundings, row: int) -> Call:
         scopes=scopes,
         hooked=hooked,
         program=program,
+        of_argument=of_argument,
     )
 
 

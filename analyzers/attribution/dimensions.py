@@ -111,6 +111,16 @@ def described(group: Group | None) -> str | None:
     return next(found, None)
 
 
+def meant_by(axis: str) -> str | None:
+    """The dimension that an axis of the user's own mesh stands for, by its name; None where it says none.
+
+    Example:
+        >>> [meant_by(axis) for axis in ("data", "model", "expert", "x", "dataxmodel")]
+        ['DP', 'TP', 'EP', None, None]
+    """
+    return "TP" if axis == "model" else described(Group(axis, (), ABSENT))
+
+
 def on_mesh(mesh: Mesh, members: Iterable[int]) -> str | None:
     """The axes of the user's own mesh that a group lies along, joined by x; None where it fits none."""
     first, *others = sorted(members)

@@ -12,6 +12,7 @@ from traceflow.analyzers.moe.rows import complete_calls, count_rows
 from traceflow.intent.routing import DISPATCHERS, LayerRouting, Routing
 
 if TYPE_CHECKING:
+    from traceflow.intent.mesh import Mesh
     from traceflow.intent.plan import Payload, Plan
 
 Splits: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
@@ -58,6 +59,7 @@ class Expectations:
     exchanges: Mapping[tuple[int, int], frozenset[Splits]] = field(default_factory=dict)  # by rank and step
     statistics_bytes: frozenset[int] = frozenset()  # of one or two numbers per expert
     has_plan: bool = False
+    meshes: Mapping[int, Mesh] = field(default_factory=dict)  # the user's own, by program
 
     def purpose_by_payload(self, kind: Kind, phase: Phase | None, names: frozenset[str], size: int) -> Purpose | None:
         """The purpose of the only operation of the plan with this payload over such a group; None if not one."""
@@ -84,8 +86,8 @@ def canonical(group: str) -> frozenset[str]:
     return frozenset({group, *group.split("x")})
 
 
-def expectations(plan: Plan | None, routing: Routing | None) -> Expectations:
-    """What follows from a plan and from a routing record; the plan's groups count where there are both."""
+def expectations(plan: Plan | None, routing: Routing | None, meshes: Mapping[int, Mesh]) -> Expectations:
+    """What follows from a plan, a routing record and meshes; the plan's groups count before those of the record."""
     layers = [layer for layer in routing.layers if len(layer.rank)] if routing else []
     grids = planned(plan.parallel) if plan else Grids()
     if not plan and layers:
@@ -99,6 +101,7 @@ def expectations(plan: Plan | None, routing: Routing | None) -> Expectations:
             number * item * count for number in experts for item in _COUNT_BYTES for count in (1, 2)
         ),
         has_plan=plan is not None,
+        meshes=meshes,
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from traceflow.analyzers.attribution.calls import Call
-from traceflow.analyzers.attribution.dimensions import described
+from traceflow.analyzers.attribution.dimensions import described, meant_by, on_mesh
 from traceflow.analyzers.attribution.expectations import Expectations
 from traceflow.analyzers.attribution.purposes import TOKENS, Kind, Phase, Purpose
 
@@ -186,6 +186,8 @@ def _by_dimension(call: Call, _: Expectations, names: frozenset[str]) -> Judgeme
     if len(fitting) != 1:
         return None
     purpose = fitting.pop()
+    if purpose is Purpose.PARAMETER_GATHER and call.program is not None and not call.of_argument:
+        return None
     return Judgement(purpose, f"a group of {' or '.join(sorted(names))}", undirected=purpose in TOKENS)
 
 
@@ -207,11 +209,20 @@ def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
 
 def names_of(call: Call, expected: Expectations) -> frozenset[str]:
     """Dimensions that the group of a call may be: on the plan's meshes, as the program calls it, or by the record."""
+    if axes := axes_of(call, expected):
+        name = meant_by(axes)
+        return frozenset({name} if name else ())
     grids, members, said = expected.grids, call.members, described(call.group)
     whole = call.kind is not Kind.TRANSFER
     found = (grid.name_of(members, whole=whole) for grid in (grids.dense, grids.expert) if grid and members)
     placed = frozenset(name for name in found if name)
     return placed if placed and (expected.has_plan or not said) else frozenset({said} if said else ())
+
+
+def axes_of(call: Call, expected: Expectations) -> str | None:
+    """The axes of the user's own mesh that a group lies along; None without such a mesh."""
+    mesh = None if call.program is None else expected.meshes.get(call.program)
+    return on_mesh(mesh, call.members) if mesh is not None and call.members else None
 
 
 def _first(call: Call, expected: Expectations, names: frozenset[str]) -> Judgement:

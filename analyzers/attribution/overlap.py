@@ -70,15 +70,27 @@ def passes(around: Surroundings) -> Passes:
     inside = {pattern: _inside(around, mask) for pattern, mask in named.items()}
     backward = _inside(around, _named(trace, lambda text: text.startswith("autograd::engine::evaluate_function: ")))
     forward = _before_end(around) & ~backward
-    for event, (program, row) in around.instruction.items():
+    for program, row, events in _executed(around):
         phase, scopes = around.of_instruction(program, row)
-        backward[event], forward[event] = phase is Phase.BACKWARD, phase is Phase.FORWARD
+        backward[events], forward[events] = phase is Phase.BACKWARD, phase is Phase.FORWARD
         for pattern, mask in inside.items():
-            mask[event] |= any(pattern.search(scope) for scope in scopes)
+            mask[events] |= any(pattern.search(scope) for scope in scopes)
     backward |= inside[_WEIGHTS]  # which schedules call outside of the engine
     forward &= ~backward
     issues = np.array([bool(OPERATOR.match(text)) for text in trace.strings] or [False])[e.name]
     return Passes(forward, backward, inside[_SHARED], inside[_WEIGHTS], issues)
+
+
+def _executed(around: Surroundings) -> Iterator[tuple[int, int, Int64]]:
+    """Each instruction of the programs that are known, with its events."""
+    hlo = around.trace.hlo
+    known = np.flatnonzero((hlo.instruction >= 0) & np.isin(hlo.program, list(around.programs)))
+    keys = np.column_stack((hlo.program[known], hlo.instruction[known]))
+    distinct, which = np.unique(keys, axis=0, return_inverse=True)
+    order = np.argsort(which.ravel(), kind="stable")
+    bounds = np.searchsorted(which.ravel()[order], np.arange(len(distinct) + 1))
+    for place, (program, row) in enumerate(distinct.tolist()):
+        yield program, row, hlo.event[known[order[bounds[place] : bounds[place + 1]]]].astype(np.int64)
 
 
 def _named(trace: Trace, wanted: Callable[[str], object]) -> Bool:
