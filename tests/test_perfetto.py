@@ -189,6 +189,13 @@ def test_live_bytes_of_a_program_stay_within_its_peak(corpus: Callable[[str], Pa
         assert 0 < max(value for _, value in counts) <= (peaks[module] or 0)
 
 
+def test_names_that_no_encoding_holds_are_escaped() -> None:
+    build = Builder()
+    build.event(build.lane(0, "stream \udcff", 0), 0, 5, "k\ud800", Kind.COMPUTE)
+    run = build.run("runs/\udcff")
+    assert [s.name for s in written(run).on("rank 0", "device 0", "stream \\udcff")] == ["k\\ud800"]
+
+
 def test_nothing_is_overwritten_unasked(tmp_path: Path) -> None:
     run, path = two_cards().run(), tmp_path / "a.pftrace"
     path.write_text("mine")

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from handmade import MS, two_cards
+from handmade import MS, Builder, two_cards
 from sources import ROOT
 
 import traceflow as tf
@@ -20,6 +20,7 @@ from traceflow.errors import TraceflowError
 from traceflow.export.schema import TABLES
 from traceflow.export.subject import Answers
 from traceflow.export.tables import table
+from traceflow.trace.model import Kind
 
 duckdb = pytest.importorskip("duckdb", reason="it answers queries")
 pl = pytest.importorskip("polars", reason="it reads tables, too")
@@ -198,6 +199,14 @@ def test_only_what_is_asked_for_is_made() -> None:
     assert "dependencies" not in vars(run)
     assert len(run.query("SHOW TABLES").rows) == len(TABLES)
     assert run.query("SELECT 1 AS one").to_pandas()["one"].tolist() == [1]
+
+
+def test_names_that_no_encoding_holds_are_escaped(tmp_path: Path) -> None:
+    build = Builder()
+    build.event(build.lane(0, "stream \udcff", 0), 0, 5, "k\ud800", Kind.COMPUTE)
+    folder = build.run("runs/\udcff").to_parquet(tmp_path / "tables")
+    assert pl.read_parquet(folder / "events.parquet")["name"].to_list() == ["k\\ud800"]
+    assert pl.read_parquet(folder / "segments.parquet")["lane"].to_list() == ["stream \\udcff"]
 
 
 def test_without_duckdb_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
