@@ -20,6 +20,7 @@ from traceflow.evidence import Evidence
 from traceflow.program.hlo_module_text import read_hlo_text
 from traceflow.program.module import HloModule
 from traceflow.report.json import dumps, envelope
+from traceflow.report.text import render
 from traceflow.run import Run
 from traceflow.schemas import schema
 from traceflow.trace.canonical import canonical
@@ -200,6 +201,17 @@ def test_what_is_told_keeps_to_its_schema(program: HloModule) -> None:
         document = json.loads(dumps(envelope(asked.collective_matmul(), asked)))
         assert [error.message for error in validator.iter_errors(document)] == []
         assert len(document["result"]["loops"]) + len(document["result"]["candidates"]) == 1
+
+
+def test_a_terminal_shows_the_rounds_of_the_device_with_most_exposed() -> None:
+    run = traced(windowed(synchronous), PARTLY)
+    lines = render(envelope(run.collective_matmul(), run), width=100).splitlines()
+    at = lines.index("Rounds of device 0 (ms)")
+    assert lines[at - 2].startswith("0:0, 1 execution: permutes 8,000.000 us, exposed 2,000.000 us (25.0 %)")
+    assert [line.split() for line in lines[at + 3 : at + 5]] == [
+        ["0", "0", "0:4", "yes", "0", "B", "10.000", "dot.0"],
+        ["1", "1", "4:8", "yes", "128", "B", "8.000", "2.000", "10.000", "dot.1"],
+    ]
 
 
 # ---- operators ----

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 Row: TypeAlias = Mapping[str, Any]
 
 _FITS = {True: "yes", False: "no", None: UNKNOWN}
-_SHOWN = 8  # devices whose blocks a row lists
 
 
 def collective_matmul_parts(result: Row, top: int) -> Iterator[RenderableType]:
@@ -47,7 +46,7 @@ def _loop(loop: Row, top: int) -> Iterator[RenderableType]:
     if loop["participant"] is not None:
         yield Text(_times(loop))
     if loop["per_round"]:
-        yield from _rounds(loop["per_round"], top)
+        yield from _rounds(loop, top)
 
 
 def _counted(count: int | None, what: str) -> str:
@@ -59,20 +58,21 @@ def _times(loop: Row) -> str:
     efficiency = "" if ratio is None else f"; in one piece the product takes {ratio:.2f} of the time of its rounds"
     exposed = share_text(loop["exposed_ns"], loop["permute_ns"])
     return (
-        f"{where(loop['participant'])}, {loop['executions']} executions: permutes {duration_text(loop['permute_ns'])}, "
+        f"{where(loop['participant'])}, {_counted(loop['executions'], 'execution')}: permutes {duration_text(loop['permute_ns'])}, "
         f"exposed {duration_text(loop['exposed_ns'])} ({exposed}); products {duration_text(loop['matmul_ns'])}{efficiency}"
     )
 
 
-def _rounds(rounds: Sequence[Row], top: int) -> Iterator[RenderableType]:
+def _rounds(loop: Row, top: int) -> Iterator[RenderableType]:
+    """The rounds as one device has them: the one with most exposed, else the first."""
+    rounds = loop["per_round"]
     unit = unit_for(ns for one in rounds for ns in (one["permute_ns"], one["product_ns"]))
+    whose, at = _observer(loop)
     rows = [
         (
             str(one["round"]),
-            _listed([str(device) for device in one["block"]]),
-            (UNKNOWN if one["matches"] is None else "whole")
-            if one["rows"] is None
-            else _listed([str(begin) for begin, _ in one["rows"]]),
+            str(one["block"][at]),
+            _used(one, at),
             _FITS[one["matches"]],
             UNKNOWN if one["sent_bytes"] is None else size_text(one["sent_bytes"]),
             unit.text(one["permute_ns"]) if one["permute"] else "",
@@ -82,13 +82,24 @@ def _rounds(rounds: Sequence[Row], top: int) -> Iterator[RenderableType]:
         )
         for one in rounds[:top]
     ]
-    yield heading(f"Rounds (blocks and where rows begin per device; {unit.name})")
-    yield Rows(("round", "block of", "rows from", "fit", "sent", "permute", "exposed", "product", "name"), rows)
+    yield heading(f"Rounds of {whose} {at} ({unit.name})")
+    yield Rows(("round", "block of", "rows", "fit", "sent", "permute", "exposed", "product", "name"), rows)
     yield from left_out(rounds, top, "rounds")
 
 
-def _listed(values: Sequence[str]) -> str:
-    return " ".join(values[:_SHOWN]) + (" ..." if len(values) > _SHOWN else "")
+def _observer(loop: Row) -> tuple[str, int]:
+    """Whose rounds are shown: whether it is a device or a rank, and its place."""
+    whose = "rank" if loop["form"] == "operators" else "device"
+    at = 0 if loop["participant"] is None else loop["participant"][whose] or 0
+    return whose, at if at < len(loop["per_round"][0]["block"]) else 0
+
+
+def _used(one: Row, at: int) -> str:
+    """The part of its own operand that a device uses."""
+    if one["rows"] is None:
+        return UNKNOWN if one["matches"] is None else "whole"
+    begin, end = one["rows"][at]
+    return f"{begin}:{end}"
 
 
 def _pair(one: Row) -> str:
