@@ -30,12 +30,13 @@ from traceflow.trace.model import Trace
 from traceflow.trace.operations import OperationTable, is_operation_table, read_operations
 
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
-_GZIP = b"\x1f\x8b"
+_GZIP, _PARQUET, _SQLITE = b"\x1f\x8b", b"PAR1", b"SQLite format 3\0"
 _RUNS = "profile"  # TensorBoard: plugins/profile/<run>/<host>.xplane.pb
 # An XSpace begins with a plane (field 1), and that with its number, if it has one, and its name.
 _XSPACE = re.compile(rb"\n[\x80-\xff]*[\x00-\x7f](?:\x08[\x80-\xff]*[\x00-\x7f])?\x12.(?:[/#]|Task )", re.DOTALL)
-_TRACE_NAME = re.compile(r"\.(json|pb)(\.gz)?$")
-_FORMATS = "Kineto JSON, XSpace (.xplane.pb), trace-event JSON and what PyTorch tells of memory are read"
+_REPORTS = (".nsys-rep", ".qdrep")
+_TRACE_NAME = re.compile(r"\.(json|pb)(\.gz)?$|\.sqlite$")
+_FORMATS = "Kineto JSON, XSpace (.xplane.pb), trace-event JSON, Nsight Systems' SQLite and what PyTorch tells of memory are read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,8 @@ class _Format(Enum):
     XSPACE = "XSpace"
     CHROME = "trace-event JSON"
     MEMORY = "PyTorch's memory timeline or snapshot"
+    NSIGHT = "SQLite of Nsight Systems"
+    NSIGHT_JAX = "ranges of nsys-jax"
 
 
 def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
@@ -85,7 +88,7 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     given, patterns = Path(path), usable(communication)
     read_one = partial(_read_one, communication=patterns, beside={})
     try:
-        if given.is_file() and is_operation_table(given):
+        if given.is_file() and is_operation_table(given) and not _format_of(given):
             return _operations(given)
         if given.is_file() and (
             is_program(given) or looks_like_hlo_text((_head(given) or b"").decode(errors="replace"))
@@ -236,6 +239,14 @@ def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str,
         from traceflow.trace.chrome import read_chrome
 
         return read_chrome(file, rank=rank, communication=communication, beside=beside)
+    if form is _Format.NSIGHT_JAX:
+        from traceflow.trace.nsight_jax import read_nsight_jax
+
+        return read_nsight_jax(file, rank=rank, communication=communication, beside=beside)
+    if form is _Format.NSIGHT:
+        from traceflow.trace.nsight import read_nsight
+
+        return read_nsight(file, rank=rank, communication=communication, beside=beside)
     if form is _Format.MEMORY:
         from traceflow.trace.torch_memory import read_torch_memory
 
@@ -286,6 +297,8 @@ def _format_of(file: Path) -> _Format | None:
     head = _head(file) or b""
     if _XSPACE.match(head):
         return _Format.XSPACE
+    if head.startswith((_PARQUET, _SQLITE)):
+        return _tables_of(file, head)
     from traceflow.trace.torch_memory import looks_like_torch_memory
 
     if looks_like_torch_memory(head):
@@ -297,6 +310,17 @@ def _format_of(file: Path) -> _Format | None:
     if looks_like_kineto(head):
         return _Format.KINETO
     return _Format.CHROME if b'"traceEvents"' in head or _is_event_list(head) else None
+
+
+def _tables_of(file: Path, head: bytes) -> _Format | None:
+    """What the tables of a file are, by their columns and names."""
+    if head.startswith(_PARQUET):
+        from traceflow.trace.nsight_jax import looks_like_nsight_jax
+
+        return _Format.NSIGHT_JAX if looks_like_nsight_jax(file) else None
+    from traceflow.trace.nsight import looks_like_nsight
+
+    return _Format.NSIGHT if looks_like_nsight(file) else None
 
 
 def _is_event_list(head: bytes) -> bool:
@@ -320,6 +344,9 @@ def _refuse(file: Path) -> NoReturn:
         raise TraceflowError("TF105", what, "its gzip stream is damaged", "copy the file again")
     if not head:
         raise TraceflowError("TF102", what, "the file is empty", "record again, and let the program end")
+    if file.suffix in _REPORTS:
+        why, hint = "it is a report of Nsight Systems, whose format is its own", "run nsys export --type sqlite on it"
+        raise TraceflowError("TF107", what, why, hint)
     raise TraceflowError("TF107", what, f"it looks like {_resemblance(head)}", _FORMATS)
 
 

@@ -110,4 +110,11 @@ REMARKS = (
         "Calls of a layer were overwritten, or not recorded by all ranks that exchange tokens.",
         "Record fewer steps, and call traceflow.moe in each forward pass on every rank.",
     ),
+    Code(
+        "TF318",
+        "limits of a profile of Nsight Systems",
+        "Nsight Systems does not say which process is which rank, nor who takes part in a collective; tables of nsys-jax "
+        "say when ranges were on the device, and not on which stream. What was assumed instead is named in the remark.",
+        "See docs/nsight.md for what to record; NVTX of NCCL, one process per device and programs beside it tell more.",
+    ),
 )
