@@ -47,7 +47,7 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Numerics:
-    """All outputs of two runs; a value is the same where |a - b| <= atol + rtol |a|."""
+    """All outputs of two runs; a value is the same where ``|a - b| <= atol + rtol |a|``."""
 
     outputs: tuple[Output, ...]
     atol: float

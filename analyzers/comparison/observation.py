@@ -11,7 +11,7 @@ import numpy as np
 
 from traceflow.analyzers.communication import Collective, Communication, communication
 from traceflow.analyzers.comparison.numerics import Outputs
-from traceflow.analyzers.comparison.plan import Plan, plan_of_programs, plan_of_trace
+from traceflow.analyzers.comparison.plan import ExecutedPlan, plan_of_programs, plan_of_trace
 from traceflow.analyzers.comparison.sample import Sample
 from traceflow.analyzers.critical_path import KINDS, CriticalPath, critical_path
 from traceflow.analyzers.dependencies import Dependencies
@@ -52,7 +52,7 @@ class Observation:
 
     quantities: Mapping[str, Sample]  # by name; those that are not known are in `unknown`
     unknown: Mapping[str, str]  # why
-    plans: tuple[Plan, ...]  # of programs where there are some, then of the trace where there is one
+    plans: tuple[ExecutedPlan, ...]  # of programs where there are some, then of the trace where there is one
     outputs: Outputs | None  # None where none were recorded
     steps: tuple[int, ...]  # those that were looked at closely
     steady_steps: int

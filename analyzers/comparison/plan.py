@@ -29,7 +29,7 @@ _WORK = (Kind.COMPUTE, Kind.COPY)
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class ExecutedPlan:
     """How often each thing is in a plan, by aspect; an aspect that the evidence does not tell is left out."""
 
     counts: Mapping[str, Mapping[str, int]]
@@ -57,7 +57,7 @@ class PlanChange:
         }
 
 
-def plan_of_programs(trace: Trace, programs: Programs) -> Plan | None:
+def plan_of_programs(trace: Trace, programs: Programs) -> ExecutedPlan | None:
     """The plan that compiled programs hold, all programs that were executed together; None without programs.
 
     - shapes: local shapes of arguments and results of each program
@@ -75,12 +75,12 @@ def plan_of_programs(trace: Trace, programs: Programs) -> Plan | None:
     if not modules:
         return None
     counts = {aspect: dict(reduce(add, (_COUNTED[aspect](module) for module in modules))) for aspect in ASPECTS}
-    return Plan(counts, Provenance.COMPILER)
+    return ExecutedPlan(counts, Provenance.COMPILER)
 
 
 def plan_of_trace(
     trace: Trace, found: Dependencies, steps: Sequence[int], communications: Sequence[Communication]
-) -> Plan:
+) -> ExecutedPlan:
     """What devices executed in a step, by name, and its collectives with their groups and payloads.
 
     Args:
@@ -98,10 +98,10 @@ def plan_of_trace(
     events, on_device = trace.events, trace.lanes.device[trace.events.lane] != ABSENT
     works = on_device & np.isin(events.kind, _WORK)
     names = [Counter(trace.strings[code] for code in events.name[works & mask].tolist()) for mask in masks]
-    return Plan({"collectives": _median(collectives), "instructions": _median(names)}, Provenance.MEASURED)
+    return ExecutedPlan({"collectives": _median(collectives), "instructions": _median(names)}, Provenance.MEASURED)
 
 
-def plan_changes(a: Plan, b: Plan) -> tuple[PlanChange, ...]:
+def plan_changes(a: ExecutedPlan, b: ExecutedPlan) -> tuple[PlanChange, ...]:
     """What two plans of the same provenance hold in different numbers, in the order of `ASPECTS`.
 
     Args:

@@ -78,7 +78,7 @@ class Change:
     """How a quantity changed from a to b.
 
     change = median(b) / median(a) - 1; spread = what lies between the medians and the ends of the spans that face
-    each other, over median(a). So |change| > spread exactly where the spans do not overlap.
+    each other, over median(a). So ``|change| > spread`` exactly where the spans do not overlap.
     """
 
     change_ratio: float | None  # None where a is 0
