@@ -78,6 +78,7 @@ def on_the_host() -> Run:
 
 def results(run: Run) -> Iterator[Result]:
     """An answer to every question that has a schema."""
+    yield run.digest()
     yield run.summary()
     yield run.critical_path(slack=True)
     yield run.critical_path()

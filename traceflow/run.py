@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.stragglers import Stragglers
     from traceflow.analyzers.summary import Summary
     from traceflow.analyzers.what_if import WhatIf
+    from traceflow.digest import Digest
     from traceflow.evidence import Evidence
     from traceflow.export.query import QueryResult
     from traceflow.graph import DependencyGraph
@@ -313,6 +314,31 @@ class Run:
 
         trace, step = self._chosen(step, window)
         return savings(trace, self.dependencies, step=step, top=top)
+
+    def digest(self, *, step: int | None = None) -> Digest:
+        """Every question at once, abridged; see :func:`traceflow.digest.digest`.
+
+        Args:
+            step: Which step, for the questions that are about a window; the whole capture where None.
+        """
+        from traceflow.digest import digest
+
+        return digest(
+            {
+                "summary": self.summary,
+                "critical-path": partial(self.critical_path, step=step),
+                "communication": partial(self.communication, step=step),
+                "clocks": self.clocks,
+                "stragglers": partial(self.stragglers, step=step),
+                "savings": partial(self.savings, step=step),
+                "budget": partial(self.budget, step=step),
+                "memory": self.memory,
+                "padding": self.padding,
+                "moe": partial(self.moe, step=step),
+                "sharding": partial(self.sharding, step=step),
+                "collective-matmul": partial(self.collective_matmul, step=step),
+            }
+        )
 
     def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
         """Write one offline HTML file that explains the run, and return its path.

@@ -19,6 +19,11 @@ show = typer.Typer(
 )
 
 
+def everything(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
+    """Every question at once, abridged: findings first, then figures, at most 50 kB as JSON."""
+    answer(options, source, lambda run: run.digest(step=step), request={"step": step}, top=top)
+
+
 def summary(options: AnswerOptions, source: Source, top: Top = 40) -> None:
     """Ranks, devices, steps and the quality of the evidence."""
     answer(options, source, lambda run: run.summary(), top=top)
@@ -176,6 +181,7 @@ def sharding(
     answer(options, source, lambda run: run.sharding(stated, step=step), request=request, top=top)
 
 
+show.command("all")(verb(everything))
 show.command()(verb(summary))
 show.command("critical-path")(verb(critical_path))
 show.command()(verb(communication))

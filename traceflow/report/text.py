@@ -13,6 +13,7 @@ from traceflow.report.budget import budget_parts
 from traceflow.report.collective_matmul import collective_matmul_parts
 from traceflow.report.communication_text import communication_parts
 from traceflow.report.differences import difference_parts
+from traceflow.report.digest import digest_parts
 from traceflow.report.gates import gate_parts
 from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
@@ -42,6 +43,7 @@ _TOLD = frozenset(
     {"/epoch", "/result/programs/*/scheduled_peak_bytes", _REMOVABLE, _PERIOD}
 )  # shown where the quantity would stand, or not looked for
 
+_FINDINGS_FIRST = frozenset({"all"})
 _STATED = frozenset({"plan"})  # what follows from what was said alone, and has no events
 
 
@@ -55,7 +57,8 @@ def render(document: Document, *, top: int = 12, width: int = 80, color: bool = 
         color: Whether to mark headings and findings with terminal escapes.
     """
     result = _RESULTS[document["kind"]](document, top)
-    parts = chain(result, _findings(document), _evidence(document), _unknown(document))
+    findings = () if document["kind"] in _FINDINGS_FIRST else _findings(document["findings"])
+    parts = chain(result, findings, _evidence(document), _unknown(document))
     return printed(parts, width=width, color=color)
 
 
@@ -70,6 +73,13 @@ def _title(what: str, document: Document) -> Text:
         window = f"{unit.text(start_ns)} to {unit.text(end_ns)} {unit.name}"
         title.append(f"\n{duration_text(end_ns - start_ns)}, from {window} of the capture", style="not bold")
     return title
+
+
+def _all(document: Document, top: int) -> Iterator[RenderableType]:
+    yield _title("All questions", document)
+    yield from _findings(document["findings"][:top])
+    yield from left_out(document["findings"], top, "more findings")
+    yield from digest_parts(document["result"])
 
 
 def _summary(document: Document, top: int) -> Iterator[RenderableType]:
@@ -181,11 +191,11 @@ def _stragglers(document: Document, top: int) -> Iterator[RenderableType]:
     yield from left_out(ranking, top, "causes that cost less")
 
 
-def _findings(document: Document) -> Iterator[RenderableType]:
-    if not document["findings"]:
+def _findings(findings: Sequence[Row]) -> Iterator[RenderableType]:
+    if not findings:
         return
     yield heading("Findings")
-    for finding in document["findings"]:
+    for finding in findings:
         cost = "" if finding["cost_ns"] is None else f", {duration_text(finding['cost_ns'])}"
         yield Text(f"{finding['code']} {finding['severity']}: {finding['title']} ({finding['provenance']}{cost})")
         yield Padding(Text(finding["suggestion"]), (0, 0, 0, 6))
@@ -288,6 +298,7 @@ def _plan_check(document: Document, top: int) -> Iterator[RenderableType]:
 
 
 _RESULTS: Mapping[str, Callable[[Document, int], Iterator[RenderableType]]] = {
+    "all": _all,
     "summary": _summary,
     "critical-path": _critical_path,
     "communication": _communication,

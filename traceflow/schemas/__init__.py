@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 KINDS = (
+    "all",
     "summary",
     "critical-path",
     "communication",
