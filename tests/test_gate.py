@@ -199,6 +199,8 @@ def test_exit_codes(tmp_path: Path, capsys: Capture) -> None:
     assert main(["check", run, "--require", "step_ns < baseline", "--baseline", str(tmp_path / "none")]) == 1
     assert main(["check", run, "--require", "step_ns < 1 ms", "--step", "99"]) == 0  # a summary is of no step
     assert main(["check", run, "--require", "makespan_ns < 1 ms", "--step", "99"]) == 1
+    assert main(["check", run, "--require", "makespan_ns < 1 ms", "--window", "ProfilerStep#7"]) == 1
+    assert main(["check", run, "--require", "makespan_ns < 1 ms", "--window", "cudaLaunchKernel#2"]) == 0
     capsys.readouterr()
     assert main(["check", run, "--require", "step_ns << 1 ms"]) == 2
     assert "\n  step_ns << 1 ms\n           ^" in capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -75,6 +75,7 @@ def check(
     *,
     baseline: Run | str | Path | None = None,
     step: int | None = None,
+    window: str | None = None,
 ) -> Check:
     """Hold figures of a run against limits; see :func:`traceflow.analyzers.gate.gate`.
 
@@ -83,6 +84,7 @@ def check(
         require: Expressions such as ``"exposed_share < 0.15"`` or ``"live_peak_bytes <= 1.02 * baseline"``.
         baseline: What `baseline` means in them.
         step: Which step, for the questions that can be asked of one; the whole capture where None.
+        window: The same by the name of an annotation.
 
     Raises:
         ExpressionError: For an expression that cannot be understood, before anything is read.
@@ -97,40 +99,44 @@ def check(
 
     with_baseline = baseline is not None
     read = [read_requirement(one, with_baseline=with_baseline) if isinstance(one, str) else one for one in require]
-    answers = _answers(_opened(run), read, step, of_baseline=False)
+    answers = _answers(_opened(run), _kinds(read, of_baseline=False), step, window)
     if baseline is None:
         return gate(read, answers)
-    return gate(read, answers, _answers(_opened(baseline), read, step, of_baseline=True))
+    return gate(read, answers, _answers(_opened(baseline), _kinds(read, of_baseline=True), step, window))
 
 
 def _opened(run: Run | str | Path) -> Run:
     return run if isinstance(run, Run) else open_run(run)
 
 
-def _answers(
-    run: Run, requirements: Sequence[Requirement], step: int | None, *, of_baseline: bool
-) -> Mapping[str, Answer]:
-    """What a run says to the questions that the requirements need, each asked once."""
-    kinds = [path.kind for one in requirements for path, of in one.figures.values() if of is of_baseline]
-    return {kind: _answer(run, kind, step) for kind in dict.fromkeys(kinds)}
+def _kinds(requirements: Sequence[Requirement], *, of_baseline: bool) -> list[str]:
+    """The questions that requirements need an answer to, each once."""
+    paths = [path for one in requirements for path, of in one.figures.values() if of is of_baseline]
+    return list(dict.fromkeys(path.kind for path in paths))
 
 
-_OF_A_STEP = frozenset(
-    {"critical-path", "communication", "stragglers", "budget", "sharding", "moe", "collective-matmul"}
-)
+def _answers(run: Run, kinds: Iterable[str], step: int | None, window: str | None) -> Mapping[str, Answer]:
+    return {kind: _answer(run, kind, step, window) for kind in kinds}
 
 
-def _answer(run: Run, kind: str, step: int | None) -> Answer:
+_OF_A_STEP = frozenset({"sharding", "moe"})
+_OF_A_WINDOW = frozenset({"critical-path", "communication", "stragglers", "budget", "collective-matmul"})
+
+
+def _answer(run: Run, kind: str, step: int | None, window: str | None) -> Answer:
     from traceflow.analyzers.gate import Answer
 
-    ask = getattr(run, kind.replace("-", "_"))
+    about: dict[str, Any] = {}
+    if kind in _OF_A_STEP | _OF_A_WINDOW:
+        about["step"] = step
+    if kind in _OF_A_WINDOW:
+        about["window"] = window
+    if kind == "critical-path":
+        about["slack"] = True
     try:
-        if kind == "critical-path":
-            result = ask(step=step, slack=True)
-        else:
-            result = ask(step=step) if kind in _OF_A_STEP else ask()
+        result = getattr(run, kind.replace("-", "_"))(**about)
     except TraceflowError as error:
-        if error.code == "TF111":  # the step was named by the user
+        if error.code in {"TF111", "TF112"}:  # the step or the window was named by the user
             raise
         return Answer(None, reason=f"{error.what}: {error.why}")
     return Answer(result.to_dict(), [msgspec.to_builtins(one) for one in result.skipped])

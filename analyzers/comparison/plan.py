@@ -5,7 +5,7 @@ A plan holds nothing that differs between two runs of one program: no names of i
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -168,7 +168,8 @@ def _dependencies(module: HloModule) -> Counter[str]:
     """Edges between pieces of work, through whatever is between them."""
     fused = _fused(module)
     label = dict(_issued(module))
-    label |= {row: name for row in range(len(module)) if row not in label and (name := _work(module, row))}
+    inside = _contents(module)
+    label |= {row: name for row in range(len(module)) if row not in label and (name := _work(module, row, inside))}
     latest: dict[int, frozenset[int]] = {}
     edges: Counter[str] = Counter()
     for row in _in_order(module):
@@ -203,7 +204,15 @@ def _fused(module: HloModule) -> set[int]:
     return {int(computation) for row in calling for computation in module.called_by(row)}
 
 
-def _work(module: HloModule, row: int) -> str | None:
+def _contents(module: HloModule) -> Mapping[int, set[str]]:
+    """The opcodes in each computation."""
+    contents: dict[int, set[str]] = defaultdict(set)
+    for computation, opcode in zip(module.computation.tolist(), module.opcode, strict=True):
+        contents[computation].add(opcode)
+    return contents
+
+
+def _work(module: HloModule, row: int, contents: Mapping[int, set[str]]) -> str | None:
     """A product, a loop or a call, by what it is; None for anything lighter."""
     opcode = module.opcode[row]
     if opcode in _PRODUCTS:
@@ -213,7 +222,7 @@ def _work(module: HloModule, row: int) -> str | None:
     if opcode in _HEAVY:
         return opcode
     if opcode == "fusion":
-        inside = {module.opcode[i] for c in module.called_by(row) for i in np.flatnonzero(module.computation == c)}
+        inside = set().union(*(contents[computation] for computation in module.called_by(row).tolist()))
         return next((product for product in sorted(_PRODUCTS) if product in inside), None)
     return None
 

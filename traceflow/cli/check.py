@@ -9,7 +9,7 @@ import typer
 from traceflow.cli import output
 from traceflow.cli.answer import opened, tell
 from traceflow.cli.mistakes import mistakes_told
-from traceflow.cli.options import AnswerOptions, Source, Step, Top
+from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window
 from traceflow.cli.progress import working
 from traceflow.cli.project import project_requirements
 
@@ -31,6 +31,7 @@ def check(
         str | None, typer.Option(metavar="CAPTURE", help="What `baseline` means in the expressions.")
     ] = None,
     step: Step = None,
+    window: Window = None,
     junit: Annotated[str | None, typer.Option(metavar="FILE", help="Write the gates as JUnit XML, too.")] = None,
     markdown: Annotated[str | None, typer.Option(metavar="FILE", help="Write them as Markdown, too.")] = None,
     top: Top = 40,
@@ -55,8 +56,8 @@ def check(
         from traceflow.asking import check as hold
         from traceflow.report.json import envelope
 
-        result = hold(run, requirements, baseline=before, step=step)
-        request: dict[str, Json] = {"require": [*texts], "baseline": baseline, "step": step}
+        result = hold(run, requirements, baseline=before, step=step, window=window)
+        request: dict[str, Json] = {"require": [*texts], "baseline": baseline, "step": step, "window": window}
         document = envelope(result, run, request)
     tell(document, options, top=top)
     _write_files(result, source, junit, markdown)
