@@ -38,6 +38,7 @@ FLAWS = {
     "sums_of_others": "TF261",
     "sums_end_elsewhere": "TF261",
     "assembled_elsewhere": "TF261",
+    "one_round_less": "TF261",
     "one_too_many": "TF262",
     "loop_sends_in_vain": "TF262",
     "sums_loop": "TF262",

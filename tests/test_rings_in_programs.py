@@ -123,6 +123,31 @@ def test_a_pipeline_is_no_ring() -> None:
     assert found(stages, ((8, 16), rows), ((4, 16, 16), PartitionSpec("Y", None, None))).loops == ()
 
 
+def test_a_neighbour_that_is_multiplied_with_another_operand_is_no_ring() -> None:
+    def shifted(x: Any, w: Any, v: Any) -> Any:
+        return x @ w + jax.lax.ppermute(x, "Y", BACK) @ v
+
+    rows, everywhere = PartitionSpec("Y", None), PartitionSpec()
+    assert found(shifted, ((8, 16), rows), ((16, 16), everywhere), ((16, 16), everywhere)).loops == ()
+
+
+def test_attention_on_a_ring_is_followed() -> None:
+    def attention(q: Any, k: Any, v: Any) -> Any:
+        total: Any = 0
+        weight: Any = 0
+        for step in range(N):
+            scores = jnp.exp(q @ k.T)
+            total, weight = total + scores @ v, weight + scores.sum(1, keepdims=True)
+            if step < N - 1:
+                k, v = (jax.lax.ppermute(one, "Y", BACK) for one in (k, v))
+        return total / weight
+
+    rows = PartitionSpec("Y", None)
+    result = found(attention, *[((16, 8), rows)] * 3)
+    assert [[one.block[1] for one in loop.per_round] for loop in result.loops] == [[1, 2, 3, 0]] * 2
+    assert result.findings == ()
+
+
 def test_the_sum_after_a_product_that_is_split_is_a_candidate() -> None:
     def layer(x: Any, w: Any, v: Any) -> Any:
         return jnp.maximum(x @ w, 0) @ v

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceflow.analyzers.rings.rounds import Ring, Round
-from traceflow.analyzers.rings.values import Assembled, Parts, Sum, Term, Value
+from traceflow.analyzers.rings.values import NOBODY, Assembled, Parts, Sum, Term, Value
 from traceflow.analyzers.rings.walk import Walk, offsets
 from traceflow.program.sharding import ShardingKind, parse_sharding
 from traceflow.result import Json
@@ -149,16 +149,14 @@ def _place(whole: Sum, term: Term, at: int) -> Int64 | None:
 
 
 def _incomplete(ring: Ring) -> Iterator[tuple[str, int]]:
-    """Blocks that a device multiplies twice, or never."""
+    """Blocks that a device never multiplies; or, of sums, devices that one passes twice while it leaves others out."""
     blocks = np.array([one.block for one in ring.rounds])
-    several = len({tuple(b.starts[0].tolist()) for b in (ring.moving(o.term)[0] for o in ring.rounds) if b.starts})
-    if len(np.unique(blocks, axis=0)) == len(blocks) or several > 1 or not ring.sums_travel:
-        missing = [d for d in range(ring.walk.devices) if len(np.unique(blocks[:, d])) < _orbit_size(ring, d)]
-        if missing:
-            number = ring.rounds[-1].product
-            yield f"device {missing[0]} multiplies fewer blocks than there are devices in the ring", number
-    else:
-        yield "a sum passes a device twice", ring.rounds[-1].product
+    for device in range(ring.walk.devices):
+        met = set(blocks[:, device].tolist()) - {NOBODY}
+        if len(met) < _orbit_size(ring, device):
+            what = "adds to fewer sums" if ring.sums_travel else "multiplies fewer blocks"
+            yield f"device {device} {what} than there are devices in the ring", ring.rounds[-1].product
+            return
 
 
 def _orbit_size(ring: Ring, device: int) -> int:
@@ -185,8 +183,13 @@ def _misplaced(ring: Ring) -> Iterator[tuple[str, int]]:
             if term.product in own and not _lies(whole, term, places):
                 yield "sums end on other devices than those that have their part of the result", term.product
                 return
-    for found in sorted(ring.walk.arrays, key=lambda one: -len(one.parts))[:1]:
-        yield from ((_ELSEWHERE, number) for number in _elsewhere(found, own))
+    largest = max(ring.walk.arrays, key=lambda one: _parts_of(one, own), default=None)
+    if largest is not None:
+        yield from ((_ELSEWHERE, number) for number in _elsewhere(largest, own))
+
+
+def _parts_of(found: Assembled, own: set[int]) -> int:
+    return sum(any(term.product in own for term in part.terms) for _, part in found.parts)
 
 
 _ELSEWHERE = "products are put where those of another block belong"

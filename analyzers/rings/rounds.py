@@ -156,22 +156,27 @@ def _ring(walk: Walk, products: list[int], permutes: list[int]) -> Iterator[Ring
     found = Ring(walk, tuple(products), tuple(permutes))
     if found.sums_travel:
         travelled = {len(term.hops) for term in found.sum.terms} if found.sum else set()
-    else:
-        found = Ring(walk, tuple(_in_rounds(found)), tuple(permutes))
-        travelled = {len(found.moving(found.product(n).term)[0].hops) for n in found.products}
-    if len(travelled) > 1:
-        yield found
+        if len(travelled) > 1:
+            yield found
+        return
+    repeated = tuple(_in_rounds(found))
+    ring = Ring(walk, repeated or found.products, found.permutes)
+    travelled = {len(ring.moving(ring.product(n).term)[0].hops) for n in ring.products}
+    if len(travelled) > 1 and (repeated or len(travelled) >= ring.size):
+        yield ring
 
 
 def _in_rounds(ring: Ring) -> Iterator[int]:
-    """Products whose other operand meets more than one block; one that merely uses the block as well is another's."""
+    """Products whose other operand meets more than one block; one that merely uses the block as well is another's.
+
+    There may be none: what is computed anew in each round is no operand of another.
+    """
     by_resident: dict[int, list[int]] = {}
     for number in ring.products:
         term = ring.product(number).term
         resident = term.right if ring.moving(term)[1] else term.left
         by_resident.setdefault(id(resident.origin), []).append(number)
-    several = [numbers for numbers in by_resident.values() if len(numbers) > 1]
-    yield from sorted(number for numbers in several or by_resident.values() for number in numbers)
+    yield from sorted(number for numbers in by_resident.values() if len(numbers) > 1 for number in numbers)
 
 
 def _by_origin(walk: Walk) -> Iterator[tuple[int, int]]:
