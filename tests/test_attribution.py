@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 from kineto_builder import MAIN, KinetoTrace, opened
 from sources import ROOT
 
@@ -17,10 +19,12 @@ import traceflow
 from traceflow.analyzers.attribution import Attribution, Phase, Purpose, attribution
 from traceflow.analyzers.attribution.dimensions import Grids, described, on_mesh, planned, recorded
 from traceflow.analyzers.attribution.purposes import Kind, kind_of_operation
+from traceflow.cli import main
 from traceflow.intent.mesh import Mesh
 from traceflow.intent.plan import Batch, Model, ParallelPlan, Training, plan_step
 from traceflow.intent.routing import LayerRouting, Routing, Shape
 from traceflow.run import Run
+from traceflow.schemas import schema
 from traceflow.trace.model import Group
 
 CORPUS = ROOT.parent / "shared" / "corpus"
@@ -447,3 +451,39 @@ def test_a_plan_for_other_ranks_is_told(tmp_path: Path) -> None:
     assert rows["count", "combine", "forward"].agrees is False
     assert {finding.code for finding in found.findings} == {"TF254", "TF255", "TF256"}
     assert len(found.findings) == sum(row.agrees is False for row in found.rows)
+
+
+def asked(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert main([*arguments, "-q"]) == 0
+    return capsys.readouterr().out
+
+
+def test_a_plan_is_given_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    step = Step()
+    for at in (10, 20):
+        step.issue("all_to_allv", at, in_splits="[2,2,2,2]", out_splits="[2,2,2,2]", elements=128)
+    step.issue("allreduce", 150, f"{EVALUATE}torch::autograd::AccumulateGrad")
+    step.trace.write(tmp_path / "rank0.pt.trace.json")
+    plan = ["--world", "4", "--ep", "4"]
+    checked = json.loads(asked(capsys, "plan", "check", str(tmp_path), *plan, "--format", "json"))
+    assert list(Draft202012Validator(schema("plan-check")).iter_errors(checked)) == []
+    assert checked["result"]["differences"] == 0
+    assert [row["name"] for row in checked["result"]["rows"]] == [
+        "the run",
+        "token dispatch",
+        "combine",
+        "dense gradient reduction",
+    ]
+    differs = asked(capsys, "plan", "check", str(tmp_path), "--world", "4", "--ep", "2")
+    assert "1 agree, 0 differ" not in differs
+    assert "TF254" not in differs  # with that plan, nothing says that these are tokens
+    named = asked(capsys, "show", "communication", str(tmp_path), "--plan", "world=4,ep=4")
+    assert "EP: token dispatch" in named
+    assert "DP: dense gradient reduction" in named
+    assert "EP: token dispatch" not in asked(capsys, "show", "communication", str(tmp_path))
+
+
+@pytest.mark.parametrize("text", ["nothing", "world=a", "size=4", "world=4,ep"])
+def test_what_is_no_plan_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "communication", str(tmp_path), "--plan", text]) == 2
+    assert "--plan" in capsys.readouterr().err

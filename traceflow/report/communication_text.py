@@ -63,24 +63,26 @@ def _participants(participants: Sequence[Row], top: int) -> Iterator[RenderableT
 
 
 def _by_purpose(shares: Sequence[Row], top: int) -> Iterator[RenderableType]:
-    """What communication is for: busy, exposed and removable time, summed over participants."""
+    """What communication is for: exposed and removable time; what replay could not give has no column."""
     if not shares:
         return
     shown = shares[:top]
-    removable = [share["removable"] for share in shown]
-    unit = unit_for(share[key] for share in shown for key in ("busy_ns", "exposed_ns"))
+    unit = unit_for(share["exposed_ns"] for share in shown)
+    replayed = {"transfers": "transfer_ns", "and waits": "communication_ns"}
+    saved = {head: key for head, key in replayed.items() if any(s["removable"][key] is not None for s in shown)}
     rows = [
         (
-            *(unit.text(share[key]) for key in ("busy_ns", "exposed_ns")),
-            *(UNKNOWN if (ns := saved[key]) is None else unit.text(ns) for key in ("transfer_ns", "communication_ns")),
+            unit.text(share["exposed_ns"]),
+            *(unit.text(share["removable"][key]) for key in saved.values()),
             size_text(share["payload_bytes"]),
             f"{share['calls']:,}",
             f"{share['dimension']}: {share['purpose']}",
         )
-        for share, saved in zip(shown, removable, strict=True)
+        for share in shown
     ]
-    yield heading(f"By dimension and purpose ({unit.name}, all participants; saved by one kind alone, by replay)")
-    yield Rows(("busy", "exposed", "transfers", "and waits", "payload", "calls", "name"), rows)
+    what = "; what one kind alone saves, modelled by replay" if saved else ""
+    yield heading(f"By dimension and purpose ({unit.name}, all participants{what})")
+    yield Rows(("exposed", *saved, "payload", "calls", "name"), rows)
     yield from left_out(shares, top, "purposes, less exposed")
 
 
