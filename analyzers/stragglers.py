@@ -29,6 +29,7 @@ _CAUSES = {
     _GAP: "host",
 }
 _WORTH_A_FINDING = 0.01
+_MOST_FINDINGS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +290,14 @@ def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, 
             cost_ns=row.cost_ns,
             evidence=row.to_dict(),
         )
-        for row in ranking[:3]
+        for row in _one_each(ranking)[:_MOST_FINDINGS]
         if row.cost_ns > _WORTH_A_FINDING * window.duration_ns
     )
+
+
+def _one_each(ranking: tuple[Straggler, ...]) -> list[Straggler]:
+    """The first of those of a participant that cost the same to the nanosecond: a call, and what is done inside it."""
+    first: dict[tuple[int, int | None, int], Straggler] = {}
+    for row in ranking:
+        first.setdefault((row.rank, row.device, row.cost_ns), row)
+    return list(first.values())

@@ -256,7 +256,11 @@ def _findings(steps: tuple[Step, ...]) -> tuple[Finding, ...]:
         Finding(
             code="TF205",
             severity=Severity.WARNING,
-            title=f"{len(compiled)} recorded steps compile; they are left out of the steady state",
+            title=(
+                f"{len(compiled)} recorded steps compile; they are left out of the steady state"
+                if len(compiled) > 1
+                else "1 recorded step compiles; it is left out of the steady state"
+            ),
             provenance=Provenance.MEASURED,
             suggestion="keep shapes and static arguments constant, or record more warm-up steps",
             evidence={"steps": list(compiled)},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -205,6 +206,101 @@ def test_the_path_can_be_walked_by_keyboard(page: Chrome) -> None:
         told.append(page.find_element("css selector", ".live").get_attribute("textContent") or "")
     assert [text.split(",")[0] for text in told] == ["a1", "all-reduce", "b2", "all-reduce"]
     assert "start 11\u202fms" in told[2]
+
+
+def test_a_click_keeps_what_is_told_until_escape(page: Chrome) -> None:
+    from selenium.webdriver import ActionChains
+
+    point_at(page, "canvas.body", 300, 32)
+    ActionChains(page, duration=0).click().perform()
+    ActionChains(page, duration=0).move_by_offset(-230, 0).perform()
+    assert bubble(page).splitlines()[0] == "a1"
+    assert "on the critical path" in str(page.find_element("css selector", ".live").get_attribute("textContent"))
+    press(page, "\ue00c")
+    assert bubble(page) == ""
+
+
+def test_a_wait_says_whom_it_is_for_and_is_hatched(page: Chrome) -> None:
+    assert pixels(page)["colours"] > 5
+    width = page.find_element("css selector", "canvas.body").size["width"]
+    point_at(page, "canvas.body", 176 + (width - 176) * 17 // 22, 32)
+    told = bubble(page).splitlines()
+    assert told[told.index("kind") + 1] == "waits for a late participant"
+    assert told[told.index("waited for") + 1].startswith("rank 1, device 0")
+    shade = page.execute_script(
+        "const c = document.querySelector('canvas.body'), r = c.width / c.clientWidth;"
+        "const row = c.getContext('2d').getImageData(arguments[0] * r, 36 * r, 60 * r, 1).data;"
+        "return new Set(Array.from({length: row.length / 4}, (_, i) => row.slice(4 * i, 4 * i + 3).join())).size",
+        176 + (width - 176) * 17 // 22,
+    )
+    assert shade > 2
+
+
+def test_it_zooms_from_the_window_to_a_nanosecond(page: Chrome) -> None:
+    press(page, *"+" * 45)
+    ends = page.execute_script(
+        "const g = CanvasRenderingContext2D.prototype, fill = g.fillText; const told = [];"
+        "g.fillText = function (text, ...where) { told.push(text); fill.call(this, text, ...where); };"
+        "document.getElementById('theme').click(); g.fillText = fill; return told"
+    )
+    page.find_element("id", "theme").click()
+    ticks = [text for text in ends if text.endswith("\u202fms")]
+    moments = [round(float(text.removesuffix("\u202fms")) * 1_000_000) for text in ticks]
+    assert len(moments) > 3
+    assert {after - before for before, after in pairwise(moments)} <= {1, 2}
+
+
+def test_every_link_leads_somewhere_and_every_control_has_a_name(page: Chrome) -> None:
+    links = page.execute_script(
+        "return [...document.querySelectorAll('a[href^=\"#\"]')].filter(a => !document.getElementById(a.hash.slice(1)))"
+        ".map(a => a.hash)"
+    )
+    assert links == []
+    unnamed = page.execute_script(
+        "return [...document.querySelectorAll('button, a')].filter(e => !(e.textContent.trim() || e.ariaLabel)).length"
+    )
+    assert unnamed == 0
+
+
+def test_the_first_screen_holds_the_verdict_its_evidence_and_what_to_do(page: Chrome) -> None:
+    page.execute_script("window.scrollTo(0, 0)")
+    tall = page.execute_script("return window.innerHeight")
+    for selector in (".verdict", ".evidence", ".savings li:nth-child(3)", ".loudest"):
+        box = page.find_element("css selector", selector).rect
+        assert box["y"] + box["height"] <= tall, selector
+    assert "Evidence: good." in page.find_element("css selector", ".evidence").text
+
+
+@pytest.mark.parametrize("width", [1400, 800])
+def test_the_page_is_no_wider_than_the_window(page: Chrome, width: int) -> None:
+    before = page.get_window_size()
+    page.set_window_size(width, 900)
+    wide = page.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+    page.set_window_size(before["width"], before["height"])
+    assert wide[0] <= wide[1]
+
+
+def test_the_keyboard_reaches_everything_in_order(page: Chrome) -> None:
+    from selenium.webdriver import ActionChains
+
+    page.execute_script("document.activeElement.blur(); window.scrollTo(0, 0)")
+    ActionChains(page).send_keys("\ue004").perform()
+    assert page.execute_script("return document.activeElement.className") == "skip"
+    reached = []
+    for _ in range(60):
+        ActionChains(page).send_keys("\ue004").perform()
+        reached.append(page.execute_script("return document.activeElement.className || document.activeElement.id"))
+    assert reached.index("theme") < reached.index("figure") < reached.index("timeline")
+
+
+def test_a_printed_page_is_light_whatever_the_screen(page: Chrome) -> None:
+    page.find_element("id", "theme").click()
+    dark = pixels(page)["paper"]
+    page.execute_script("window.dispatchEvent(new Event('beforeprint'))")
+    assert pixels(page)["paper"] == 0xFFFFFF
+    page.execute_script("window.dispatchEvent(new Event('afterprint'))")
+    assert pixels(page)["paper"] == dark
+    page.find_element("id", "theme").click()
 
 
 def test_a_stretch_of_a_table_can_be_shown(page: Chrome) -> None:

@@ -18,12 +18,15 @@ import pytest
 from handmade import HOSTILE, MS, Builder, hostile, steps, two_cards, two_rounds
 from hypothesis import given
 from hypothesis import strategies as st
+from test_memory import executing, small
 
 from traceflow.errors import TraceflowError
+from traceflow.evidence import Evidence
 from traceflow.report.definitions import PROVENANCES
 from traceflow.report.figures import path_figure
-from traceflow.report.html import Part, render_comparison, render_report, write_comparison, write_report
+from traceflow.report.html import Part, called, render_comparison, render_report, write_comparison, write_report
 from traceflow.report.names import printable
+from traceflow.report.sections import figure_called
 from traceflow.report.timeline import merged, timeline
 from traceflow.report.verdict import whole_percents
 from traceflow.run import Run
@@ -121,7 +124,18 @@ def timeline_of(page: Node) -> dict[str, Any]:
 
 
 def test_the_sections_come_in_order() -> None:
-    names = ["verdict", "findings", "steps", "timeline", "path", "communication", "budget", "quality", "method"]
+    names = [
+        "verdict",
+        "findings",
+        "what-if",
+        "steps",
+        "timeline",
+        "path",
+        "communication",
+        "budget",
+        "quality",
+        "method",
+    ]
     assert [node.attributes["id"] for node in page_of(two_rounds().run()).all("section")] == [
         f"run0-{n}" for n in names
     ]
@@ -146,6 +160,71 @@ def test_the_three_largest_savings_say_what_they_suppose() -> None:
     assert all(
         "\N{MINUS SIGN}8.000 ms" in row.text and "exact" in row.text and "It supposes that" in row.text for row in saved
     )
+
+
+def test_ten_savings_are_predicted_in_advance_and_can_be_predicted_again() -> None:
+    page = page_of(two_rounds().run())
+    panel = rows(table_called(page, "One change at a time"))
+    assert [row[:4] for row in panel[:3]] == [
+        ["a1 took no time", "8.000", "14.000", "36.4"],
+        ["b2 took no time", "8.000", "14.000", "36.4"],
+        ["nobody were late", "8.000", "14.000", "36.4"],
+    ]
+    assert [row[-1] for row in panel[:3]] == ["--scale '^a1$=0'", "--scale '^b2$=0'", "--drop @rendezvous"]
+    assert 3 < len(panel) <= 10
+    assert "traceflow what-if" in section(page, "what-if").text
+
+
+def test_the_first_screen_says_how_good_the_evidence_is() -> None:
+    page = page_of(two_rounds().run())
+    (evidence,) = page.all("p", "evidence")
+    assert evidence.text == "Evidence: good. 8 of 8 events are kept. See data quality."
+    assert section(page, "verdict").all("p", "evidence") == [evidence]
+
+
+def test_captures_have_telling_titles() -> None:
+    assert called("/jobs/run7/traces") == "run7/traces"
+    assert called("/jobs/run7/traces/") == "run7/traces"
+    assert called("/jobs/run7") == "run7"
+    assert called("traces") == "traces"
+    assert called("/jobs/run7/plugins/profile") == "run7/plugins/profile"
+
+
+def test_a_figure_that_is_missing_is_called_by_its_name() -> None:
+    assert figure_called("/result/best_cases/0/predicted_ns") == "predicted of best cases"
+    assert figure_called("/result/operations/*/flops") == "FLOPs of operations"
+    assert "/result" not in section(page_of(two_cards().run()), "quality").text
+
+
+def test_a_wait_of_a_lane_knows_whom_it_is_for() -> None:
+    data = timeline_of(page_of(two_rounds().run()))
+    first = data["lanes"][0]
+    waits = [i for i, kind in enumerate(first["kind"]) if data["kinds"][kind] == "wait"]
+    assert [data["participants"][first["who"][i]] for i in waits] == ["rank 1, device 0, stream 7"]
+    assert {first["who"][i] for i in range(len(first["kind"])) if i not in waits} == {-1}
+    path = data["path"]
+    assert [data["participants"][i] if i >= 0 else None for i in path["who"]] == [
+        None,
+        "rank 0, device 0",
+        None,
+        "rank 1, device 0",
+    ]
+
+
+def test_the_drawn_path_tells_what_the_program_tells() -> None:
+    program = small()
+    run = Run(Evidence(executing(program), {7: program}), ("a",))
+    segments, data = run.critical_path().segments, timeline_of(page_of(run))
+    for what in ("operation", "scope", "source"):
+        expected = [told for told in getattr(segments, what) if told is not None]
+        assert [data["names"][i] for i in data["path"][what] if i >= 0] == expected
+    assert any(i >= 0 for i in data["path"]["source"])
+
+
+def test_many_times_the_first_is_no_percentage() -> None:
+    parts = [Part("first", two_cards().run()), Part("second", steps(10_000, 12_000).run())]
+    changes = [row[4] for row in rows(Page(render_comparison(parts)).root.all("table")[0])]
+    assert changes[0] == "> 1,000"
 
 
 def test_a_step_is_explained_and_compared_with_the_spread() -> None:
@@ -183,7 +262,7 @@ def test_what_is_unknown_says_why() -> None:
     page = page_of(two_cards().run())
     assert "Steps: not available, because the trace marks no steps." in section(page, "steps").text
     gaps = rows(table_called(page, "Not available"))
-    assert ["/result/steps", "the trace marks no steps"] in gaps
+    assert ["steps", "the trace marks no steps"] in gaps
 
 
 def test_a_host_without_devices_has_no_device_figures() -> None:
@@ -365,7 +444,7 @@ def crowded(events: int) -> Builder:
 
 def test_a_large_trace_makes_a_small_page() -> None:
     run = crowded(60_000).run()
-    assert len(render_report(run)) < 3_000_000
+    assert len(render_report(run)) < 8_000_000
     drawn = timeline(run.trace, run.graph(), run.critical_path().segments, budget=2_000)
     assert drawn.rows <= 2_000
     assert drawn.merged_below_ns == 4096  # 31 cells of 2048 ns would hold 2929 blocks, half as many hold 1465

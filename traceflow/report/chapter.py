@@ -12,7 +12,7 @@ from typing import Any
 from traceflow.report.budget import budget_grid, hardware_text, total_text
 from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
-from traceflow.report.grid import Grid, Piece
+from traceflow.report.grid import Grid, Piece, duration
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.report.memory_section import MemorySection, memory_section
 from traceflow.report.moe_section import MoeSection, moe_section
@@ -22,8 +22,9 @@ from traceflow.report.sharding_section import ShardingSection, sharding_section
 from traceflow.report.subject import Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
+from traceflow.report.what_if_panel import MOST_SAVINGS, what_if_grid
 from traceflow.report.workers import Workers, workers
-from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Result, Severity, Skipped, Tally
 
 _LOUDEST_FIRST = (Severity.ERROR, Severity.WARNING, Severity.INFO)
 _LONG_LISTS = (
@@ -66,6 +67,8 @@ class Chapter:
     facts: tuple[str, ...]
     verdict: Verdict
     savings: Mapping[str, Any]
+    what_if: Grid | None
+    predicts: str  # the command that predicts again what the rows of the grid say
     findings: tuple[Finding, ...]
     steady_state: Mapping[str, Any] | None
     workers: Workers | None
@@ -79,7 +82,10 @@ class Chapter:
     memory: MemorySection | None
     moe: MoeSection | None
     sharding: ShardingSection | None
+    clock: str
     quality: str
+    events: str
+    limits: tuple[Note, ...]  # the remarks that say what is not to be trusted
     evidence: tuple[Grid, ...]
     inputs: tuple[Grid, ...]
     command: str
@@ -103,7 +109,7 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         budget: Most rows that its timeline may have.
     """
     summary, path = run.summary(), run.critical_path(step=step)
-    communication, savings = run.communication(step=step), run.savings(step=step)
+    communication, savings = run.communication(step=step), run.savings(step=step, top=MOST_SAVINGS)
     trace, simulated, costs = run.trace, simulates(run.trace), run.budget(step=step)
     late = (run.stragglers(step=step),) if len(trace.ranks) > 1 else ()
     results: tuple[Result, ...] = (summary, path, communication, savings, costs, *late)
@@ -129,6 +135,8 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         facts=_facts(run, said),
         verdict=verdict(path, said, step=step, simulated=simulated),
         savings=savings.to_dict(),
+        what_if=what_if_grid(savings.to_dict()),
+        predicts=_command("what-if", run, step),
         findings=_sorted([*findings, simulation_finding()] if simulated else findings),
         steady_state=said["steady_state"],
         workers=next(filter(None, (workers(result.to_dict()) for result in late)), None),
@@ -142,10 +150,13 @@ def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: 
         memory=held,
         moe=experts,
         sharding=divided,
+        clock=_clock(len(trace.ranks), path.error_ns),
         quality=_quality(run, results),
+        events=_events(trace.tally),
+        limits=tuple(note for note in _notes(run, results) if note.affects),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
         inputs=tuple(input_grids(trace)),
-        command=_command(run, step),
+        command=_command("report", run, step),
         raw=_raw(results, run, step),
         compared=Compared(path, said, talked),
         skipped={gap.what: gap.reason for gap in _skipped(results)},
@@ -185,9 +196,31 @@ def _quality(run: Subject, results: Iterable[Result]) -> str:
     return "limited" if any(note.affects for note in _notes(run, results)) else "good"
 
 
-def _command(run: Subject, step: int | None) -> str:
-    """The command that writes this report again."""
-    words = ["traceflow", "report", *run.inputs, *([] if step is None else ["--step", str(step)])]
+def _events(tally: Tally) -> str:
+    """How many of the events that were read the page explains.
+
+    Example:
+        >>> _events(Tally(1000, 900, {}, {"metadata": 100}))
+        '900 of 1,000 events are kept; 100 are left out for known reasons'
+    """
+    changed = {"repaired": sum(tally.repaired.values()), "left out for known reasons": sum(tally.dropped.values())}
+    told = "".join(f"; {count:,} are {what}" for what, count in changed.items() if count)
+    return f"{tally.kept:,} of {tally.read:,} events are kept{told}"
+
+
+def _clock(ranks: int, error_ns: int | None) -> str:
+    """How far the lanes of several ranks can be compared."""
+    if ranks < 2:
+        return ""
+    if error_ns is None:
+        return "Nothing links the clocks of some ranks: how far their lanes are shifted is not known."
+    within = f", to within {duration(error_ns)}" if error_ns else ""
+    return f"All ranks are drawn on one clock{within}."
+
+
+def _command(verb: str, run: Subject, step: int | None) -> str:
+    """A command on the same window."""
+    words = ["traceflow", verb, *run.inputs, *([] if step is None else ["--step", str(step)])]
     return printable(shlex.join(words), 2000)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
-from traceflow.report.grid import Grid, percents, times, words
+from traceflow.report.grid import Grid, percent, percents, times, words
 from traceflow.report.subject import CriticalPath
 from traceflow.report.units import unit_for
 from traceflow.result import Provenance
@@ -22,6 +22,7 @@ class Compared:
     communication: Mapping[str, Any]
 
 
+_MOST_CHANGE = 10
 _ABSENT = "a run lacks the quantity, as its own section says, or the first has none of it"
 
 
@@ -70,11 +71,26 @@ def comparison(runs: Sequence[tuple[str, Compared]]) -> Grid:
             words("quantity", [row.name for row in rows]),
             *columns,
             times("difference", [row.difference_ns for row in rows], unit=unit, absent=_ABSENT),
-            percents("change", [row.change for row in rows], absent=_ABSENT),
+            replace(
+                percents("change", [row.change for row in rows], absent=_ABSENT),
+                cells=tuple(_change(row.change) for row in rows),
+            ),
             words("remark", [row.remark for row in rows]),
             words("provenance", [row.provenance.value for row in rows]),
         ),
     )
+
+
+def _change(change: float | None) -> str | None:
+    """In percent; many times the first is no percentage that says anything.
+
+    Example:
+        >>> _change(0.25), _change(4020.8), _change(None)
+        ('25.0', '> 1,000', None)
+    """
+    if change is None:
+        return None
+    return "> 1,000" if change > _MOST_CHANGE else percent(change).removesuffix("\u00a0%")
 
 
 def _quantities(runs: Sequence[Compared]) -> Iterator[_Quantity]:

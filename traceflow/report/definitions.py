@@ -30,7 +30,8 @@ CONCEPTS: Mapping[str, str] = MappingProxyType(
         "high": "The most that the window can take, however much of each latency was hidden behind something else.",
         "step": "All the work that was launched between the marks of a step, up to the end of the last of it.",
         "window": "What this page explains: one step, or the whole capture from the first work to the last.",
-        "steady state": "The steps in which nothing was compiled; warm-up is not in it.",
+        "steady state": "The steps in which nothing was compiled and that all ranks marked; warm-up is not in it, nor a "
+        "step that a rank began before the recording or ended after it.",
         "slowdown": "Of a job, its replayed step over its ideal one. Of a part of it, the ideal step with this part as "
         "it was over the ideal one: 1 where the part alone slows nothing down.",
         "redundancy": "FLOPs of one device times the number of devices, over the FLOPs of the program before it was "
@@ -56,6 +57,8 @@ _COLUMNS = {
     "name": "As the trace names it.",
     "lane": "The thread, stream or line of the device, as the trace names it.",
     "waited for": "The participant whose arrival, or whose work, ended the wait before it.",
+    "what and where": "The operations of the compiled instruction where several were fused, and the innermost scopes and "
+    "the line of the program that it comes from.",
     "edge": "The dependency by which the path reached it.",
     "timeline": "Shows this stretch of time in the timeline.",
     "compute": "Time in which at least one computation ran.",
@@ -189,6 +192,11 @@ _COLUMNS = {
     "assembles": "The arguments of which it makes the whole, or the whole of a layer.",
     "written as": "The scope that it comes from.",
     "instructions": "As the compiler names them.",
+    "if": "The one thing that is changed; everything else stays as it was.",
+    "would take": "Length of the window when replayed with the change.",
+    "part of the window": "What is saved, beside the whole window.",
+    "how sure": "Exact where no latency that was hidden behind something else can change the prediction; else a bound.",
+    "option": "Of the command above.",
     "who": "A worker, or a stage where all of its workers are alike.",
     "cause": "The sort of its work that costs most.",
 }

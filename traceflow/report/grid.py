@@ -43,7 +43,7 @@ class Column:
     head: str
     cells: tuple[Cell, ...]
     definition: str
-    form: str = "text"  # text, name, number, bar, jump
+    form: str = "text"  # text, prose, name, lane, number, bar, jump
     unit: str = ""
     provenance: Provenance | None = None
     absent: str = ""
@@ -141,6 +141,11 @@ def percents(head: str, values_share: Sequence[float | None], *, absent: str = "
 def words(head: str, values: Sequence[str]) -> Column:
     """A column of text of the report's own."""
     return Column(head, tuple(values), DEFINITIONS[head])
+
+
+def prose(head: str, values: Sequence[str]) -> Column:
+    """A column of sentences, which may take several lines."""
+    return Column(head, tuple(printable(v, 2000) for v in values), DEFINITIONS[head], "prose")
 
 
 def names(head: str, values: Sequence[str]) -> Column:

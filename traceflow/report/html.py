@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -14,6 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from traceflow.codes import CODES
 from traceflow.errors import TraceflowError
 from traceflow.report.chapter import Chapter, chapter
 from traceflow.report.comparison import comparison
@@ -27,8 +29,12 @@ from traceflow.result import Json
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-ROWS = 30_000
-"""Most rows of all timelines of a page together; it keeps a page below 3 MB whatever the size of the trace."""
+ROWS = 100_000
+"""Most rows of all timelines of a page together; it keeps a page below 8 MB whatever the size of the trace."""
+
+
+_GENERIC = frozenset({"traces", "trace", "profile", "profiles", "plugins", "output", "outputs", "logs", "log", "data"})
+"""What folders of traces are called whatever they hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +144,20 @@ def _comparisons(parts: Sequence[Part], chapters: Sequence[Chapter]) -> list[Gri
 
 
 def _title(run: Subject) -> str:
-    """The last part of what was opened."""
-    return ", ".join(Path(name).name or name for name in run.inputs)
+    """What each input is called: the last part of its path, with the part before where that says nothing."""
+    return ", ".join(map(called, run.inputs))
+
+
+def called(source: str) -> str:
+    """What a reader calls a capture.
+
+    Example:
+        >>> called("jobs/run7/traces"), called("rank0.json"), called("run7/profile/*.json")
+        ('run7/traces', 'rank0.json', 'run7/profile/*.json')
+    """
+    parts = Path(source).resolve().parts if source in {".", ".."} else Path(source).parts
+    telling = [i for i, part in enumerate(parts) if part not in _GENERIC and not re.search(r"[*?\[]", part)]
+    return "/".join(parts[telling[-1] if telling else -1 :]).lstrip("/") or source
 
 
 @cache
@@ -155,6 +173,7 @@ def _environment() -> Environment:
     )
     environment.filters |= {"duration": duration, "percent": percent, "printable": printable, "data": _data}
     environment.globals |= {
+        "codes": CODES,
         "concepts": CONCEPTS,
         "definitions": DEFINITIONS,
         "provenances": PROVENANCES,

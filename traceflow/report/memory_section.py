@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 from traceflow.report.definitions import DEFINITIONS
@@ -174,7 +175,7 @@ def _peak_grid(program: Row) -> Grid:
             replace(percents("of the peak", [size / whole for size in sizes]), provenance=Provenance.COMPILER),
             _amounts("padding", extra[:_MOST_ROWS] + [sum(e or 0 for e in extra[_MOST_ROWS:])] * bool(rest)),
             words("holds", [b["kind"] for b in shown] + blank),
-            names("source line", [b["source"] for b in shown] + blank),
+            words("source line", ["/".join(PurePosixPath(b["source"] or "").parts[-2:]) for b in shown] + blank),
             names("born", [b["born"] for b in shown] + blank),
             names("dies", [b["dies"] for b in shown] + blank),
         ),

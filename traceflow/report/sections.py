@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
@@ -24,9 +25,11 @@ from traceflow.report.grid import (
     lanes,
     names,
     percents,
+    prose,
     times,
     words,
 )
+from traceflow.report.joined import written_at
 from traceflow.report.subject import CriticalPath, Segments
 from traceflow.report.timeline import participant
 from traceflow.result import Note, Skipped, Tally
@@ -37,6 +40,7 @@ Row: TypeAlias = Mapping[str, Any]
 MOST_ROWS = 100
 MOST_RUNS = 25
 MOST_NAMES = 15
+_UNIT = re.compile(r"_(ns|bytes|share|ratio|us|s)$")
 
 
 def steps_grid(summary: Row) -> Grid | None:
@@ -176,7 +180,7 @@ def _longest_runs(segments: Segments, whole_ns: int) -> Grid:
             bars("kind", [_kinds_of(segments, i, j) for i, j in zip(at.tolist(), to.tolist(), strict=True)]),
             names("name", list(segments.name[at])),
             words("participant", [participant(*who) for who in where]),
-            lanes(list(segments.lane[at])),
+            _place(segments, at),
             words("edge", ["start of the window" if edge is None else edge for edge in segments.edge[at]]),
             words("waited for", ["" if who is None else participant(*who) for who in segments.waiting_for[at]]),
             counts("pieces", (to - at).tolist()),
@@ -184,6 +188,18 @@ def _longest_runs(segments: Segments, whole_ns: int) -> Grid:
         ),
         left_out(len(first), len(top), "stretches") or "A stretch is a part of the path with one name on one lane.",
     )
+
+
+def _place(segments: Segments, at: Int64) -> Column:
+    """Where in the program some segments were written, and what they fuse; without a program, on which lane they ran."""
+    rows = zip(segments.operation[at], segments.scope[at], segments.source[at], strict=True)
+    told = [
+        ", ".join(
+            filter(None, (operation if "(" in (operation or "") else "", written_at({"scope": s, "source": line})))
+        )
+        for operation, s, line in rows
+    ]
+    return prose("what and where", told) if any(told) else lanes(list(segments.lane[at]))
 
 
 def _run_starts(segments: Segments) -> Int64:
@@ -207,12 +223,27 @@ def quality_grids(tally: Tally, notes: Iterable[Note], skipped: Iterable[Skipped
     outcomes += [(f"dropped: {reason}", n) for reason, n in tally.dropped.items()]
     yield Grid("Events", (words("outcome", [w for w, _ in outcomes]), counts("events", [n for _, n in outcomes])))
     if remarks := list(notes):
-        affected = [", ".join(note.affects) or "no figure" for note in remarks]
-        columns = words("code", [note.code for note in remarks]), names("remark", [note.text for note in remarks])
-        yield Grid("Remarks", (*columns, words("affects", affected)))
-    if missing := list(skipped):
-        columns = words("figure", [gap.what for gap in missing]), words("reason", [gap.reason for gap in missing])
+        affected = [", ".join(map(figure_called, note.affects)) or "no figure" for note in remarks]
+        columns = words("code", [note.code for note in remarks]), prose("remark", [note.text for note in remarks])
+        yield Grid("Remarks", (*columns, prose("affects", affected)))
+    missing: dict[str, dict[str, None]] = defaultdict(dict)
+    for gap in skipped:
+        missing[gap.reason][figure_called(gap.what)] = None
+    if missing:
+        columns = prose("figure", [", ".join(figures) for figures in missing.values()]), prose("reason", list(missing))
         yield Grid("Not available", columns)
+
+
+def figure_called(pointer: str) -> str:
+    """A figure in words, from the pointer to it in the JSON contract.
+
+    Example:
+        >>> figure_called("/result/operations/*/measured_over_bound_ratio"), figure_called("/result")
+        ('measured over bound of operations', 'everything')
+    """
+    parts = [part for part in pointer.split("/")[2:] if not (part == "*" or part.isdecimal())]
+    told = [_UNIT.sub("", part).replace("_", " ").replace("flops", "FLOPs") for part in parts]
+    return " of ".join(reversed(told)) or "everything"
 
 
 def input_grids(trace: Trace) -> Iterator[Grid]:

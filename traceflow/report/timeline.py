@@ -23,7 +23,7 @@ KINDS = ("compute", "transfer", "communication", "copy", "host", "blocked", "wai
 """What a row can be; the first seven are slices, in the order of `SliceKind`."""
 
 MOST_LANES = 160
-MOST_STEPS = 200
+MOST_STEPS = 1_000
 _NAME_CHARACTERS = 160
 _ALL_NAMES_CHARACTERS = 400_000
 _UNNAMED = "(one of the names that were left out)"
@@ -181,6 +181,11 @@ def _lane_columns(
     return lanes
 
 
+def _place(lanes: Lanes, lane: int) -> str:
+    """A lane with its participant."""
+    return f"{group_of(lanes, lane)}, {_label(lanes.name[lane], on_device=lanes.device[lane] != ABSENT)}"
+
+
 def _label(name: str, *, on_device: bool) -> str:
     """A lane's name, with what it is where the name is only a number."""
     what = "stream" if on_device else "thread"
@@ -199,7 +204,7 @@ def _block_columns(
     code = trace.events.name[slices.event[rows[longest]]]
     number = {c: names.number(trace.strings[c]) for c in dict.fromkeys(code.tolist())}
     late = waited_for(graph, rows[longest])
-    person = {lane: who.number(group_of(trace.lanes, lane)) for lane in dict.fromkeys(late[late != NO_LANE].tolist())}
+    person = {lane: who.number(_place(trace.lanes, lane)) for lane in dict.fromkeys(late[late != NO_LANE].tolist())}
     return {
         "start": start[first] - graph.start_ns,
         "length": span,
@@ -276,9 +281,9 @@ def waited_for(graph: DependencyGraph, row: Rows) -> Rows:
     lane = np.full(len(row), NO_LANE, graph.slices.lane.dtype)
     vertex = 2 * row.astype(np.int64) + 1
     at = np.flatnonzero(np.isin(graph.slices.kind[row], _NO_SLACK))
+    at = at[graph.kind[graph.binding[vertex[at]]] != EdgeKind.SELF]  # what nothing is known to have kept
     while len(at):  # through the joins, which lie on no lane
-        binding = graph.binding[vertex[at]]
-        at = at[(binding >= 0) & (graph.kind[binding] != EdgeKind.SELF)]
+        at = at[graph.binding[vertex[at]] >= 0]
         vertex[at] = graph.source[graph.binding[vertex[at]]]
         lane[at] = graph.slices.lane[vertex[at] >> 1]
         at = at[lane[at] == NO_LANE]
