@@ -23,7 +23,7 @@ from traceflow.intent.split import Layer, compare_split
 from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.result import Note, Result, Tally
 from traceflow.run import Run
-from traceflow.schemas import KINDS, schema
+from traceflow.schemas import KINDS, OTHERS, schema
 from traceflow.trace.model import Kind, LaneKind
 
 CASES = ROOT.parent / "shared" / "cases"
@@ -101,7 +101,7 @@ def results(run: Run) -> Iterator[Result]:
     yield run.plan_check(plan_step(ParallelPlan(world=2, ep=2)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [*KINDS, *OTHERS])
 def test_a_schema_is_one_and_refers_to_nothing_outside(kind: str) -> None:
     whole = schema(kind)
     Draft202012Validator.check_schema(whole)
@@ -112,7 +112,7 @@ def test_a_schema_is_one_and_refers_to_nothing_outside(kind: str) -> None:
 
 def test_every_schema_file_is_published_under_its_kind() -> None:
     files = {path.stem for path in (ROOT / "traceflow" / "schemas").glob("*.json")}
-    assert files == {*KINDS, "envelope", "definitions"}
+    assert files == {*KINDS, *OTHERS, "envelope", "definitions"}
     with pytest.raises(ValueError, match="no schema of 'weather'"):
         schema("weather")
 

@@ -9,6 +9,7 @@ import typer
 from traceflow.cli.check import check
 from traceflow.cli.demo import demo
 from traceflow.cli.diff import diff
+from traceflow.cli.doctor import doctor
 from traceflow.cli.explain import explain
 from traceflow.cli.export import export
 from traceflow.cli.open import open_in
@@ -61,3 +62,4 @@ app.command("open")(verb(open_in))
 app.add_typer(export, name="export")
 app.command()(verb(query))
 app.command()(verb(explain))
+app.command()(verb(doctor))

@@ -82,7 +82,7 @@ def _has_unit(name: str) -> bool:
     return name.endswith(("_ns", "_bytes", "_share", "_ratio"))
 
 
-def _figure(name: str, value: float | str) -> str:
+def _figure(name: str, value: Any) -> str:
     """A figure in the unit that its name tells."""
     if isinstance(value, str):
         return printable(value, 60)

@@ -30,6 +30,9 @@ KINDS = (
 )
 """The results that have a schema."""
 
+OTHERS = ("doctor",)
+"""What is about no run, and comes without an envelope."""
+
 _PARTS = ("envelope", "definitions")
 
 
@@ -37,14 +40,14 @@ def schema(kind: str) -> dict[str, Any]:
     """The schema of a whole output, its envelope included; it refers to nothing outside itself.
 
     Args:
-        kind: One of `KINDS`.
+        kind: One of `KINDS` or `OTHERS`.
 
     Example:
         >>> schema("what-if")["title"]
         'traceflow what-if'
     """
-    if kind not in KINDS:
-        message = f"no schema of {kind!r}; there is one of {', '.join(KINDS)}"
+    if kind not in {*KINDS, *OTHERS}:
+        message = f"no schema of {kind!r}; there is one of {', '.join((*KINDS, *OTHERS))}"
         raise ValueError(message)
     return {**_read(kind), "$defs": {part: _read(part) for part in _PARTS}}
 
