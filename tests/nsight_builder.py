@@ -70,7 +70,11 @@ SCHEMA: dict[str, str] = {
     "NVTX_EVENTS": (
         "start INTEGER NOT NULL, end INTEGER, eventType INTEGER NOT NULL, rangeId INTEGER, category INTEGER, "
         "color INTEGER, text TEXT, globalTid INTEGER, endGlobalTid INTEGER, textId INTEGER, domainId INTEGER, "
-        "uint64Value INTEGER, jsonTextId INTEGER, jsonText TEXT"
+        "uint64Value INTEGER, jsonTextId INTEGER, jsonText TEXT, binaryData TEXT"
+    ),
+    "NVTX_PAYLOAD_SCHEMA_ENTRIES": (
+        "domainId INTEGER NOT NULL, schemaId INTEGER NOT NULL, idx INTEGER NOT NULL, flags INTEGER, type INTEGER, "
+        "name TEXT, description TEXT, arrayOrUnionDetail INTEGER, offset INTEGER"
     ),
 }
 
@@ -113,7 +117,10 @@ class NsightProfile:
             self.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=self.epoch_ns, utcTime="", localTime="")
         if self.host is not None:
             self.add("TARGET_INFO_SYSTEM_ENV", devStateName="", name="Hostname", value=self.host)
-        tables = {"StringIds": [{"id": number, "value": text} for text, number in self.strings.items()], **self.rows}
+        tables: dict[str, list[dict[str, Cell]]] = {
+            "StringIds": [{"id": number, "value": text} for text, number in self.strings.items()]
+        }
+        tables |= self.rows
         with closing(sqlite3.connect(path)) as connection:
             for table, rows in tables.items():
                 if table in without:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import sqlite3
+import struct
 from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +22,7 @@ from nsight_builder import (
     SCHEMA,
     SESSION_NS,
     STREAM_WAIT,
+    Cell,
     NsightProcess,
     NsightProfile,
 )
@@ -228,10 +231,54 @@ def test_processes_of_one_file_are_ranks_in_order_of_their_devices(tmp_path: Pat
 
 
 def test_annotations_of_nccl_tell_who_takes_part_and_with_how_much(tmp_path: Path) -> None:
-    (collective,) = opened(two_ranks(), tmp_path).communication().to_dict()["collectives"]
-    assert (collective["op"], collective["payload_bytes"], collective["last"]["rank"]) == ("allreduce", 1 << 20, 0)
-    waits = {one["rank"]: (one["wait_ns"], one["transfer_ns"]) for one in collective["participants"]}
+    (collective,) = opened(two_ranks(), tmp_path).communication().collectives
+    assert (collective.op, collective.payload_bytes, collective.last[0]) == ("allreduce", 1 << 20, 0)
+    waits = {one.participant[0]: (one.wait_ns, one.transfer_ns) for one in collective.calls}
     assert waits == {0: (0, 10_000), 1: (30_000, 10_000)}
+
+
+def in_binary(profile: NsightProfile) -> NsightProfile:
+    """The same payloads as NCCL's own structures: communicator and size, or communicator, number of ranks and rank."""
+    of_init = (("NCCL communicator ID", 18, None), ("No. of ranks", 5, 8), ("Rank", 5, 12))
+    of_call = (("NCCL communicator ID", 18, None), ("Message size [bytes]", 22, 8))
+    for schema, entries in ((7, of_init), (9, of_call)):
+        for index, (name, kind, offset) in enumerate(entries):
+            cells: dict[str, Cell] = {"schemaId": schema, "idx": index, "type": kind, "name": name, "offset": offset}
+            profile.add("NVTX_PAYLOAD_SCHEMA_ENTRIES", domainId=NCCL, **cells)
+    for row in profile.rows["NVTX_EVENTS"]:
+        said = json.loads(str(row["jsonText"])) if row["jsonText"] else {}
+        row["jsonText"] = None
+        if "Rank" in said:
+            row["binaryData"] = struct.pack("<IIIIQQQii", NCCL, 0, 7, 0, 16, 48, 42, said["No. of ranks"], said["Rank"])
+        elif said:
+            row["binaryData"] = struct.pack("<IIIIQQQQ", NCCL, 0, 9, 0, 16, 48, 42, said["Message size [bytes]"])
+    return profile
+
+
+def test_payloads_may_be_in_the_layout_of_their_schema(tmp_path: Path) -> None:
+    json_trace = traceflow.open(two_ranks().write(tmp_path / "json.sqlite")).trace
+    binary = opened(in_binary(two_ranks()), tmp_path).trace
+    assert same(binary, json_trace)
+    assert (binary.communications.payload_bytes.tolist(), binary.groups) == ([1 << 20] * 2, json_trace.groups)
+
+
+@pytest.mark.parametrize("blob", [b"", b"\0" * 31, b"\xff" * 40, struct.pack("<IIIIQQ", NCCL, 0, 9, 0, 16, 48), "0100"])
+def test_a_binary_payload_that_is_none_is_passed_over(tmp_path: Path, blob: bytes | str) -> None:
+    profile = in_binary(two_ranks())
+    for row in profile.rows["NVTX_EVENTS"]:
+        row["binaryData"] = blob
+    assert (opened(profile, tmp_path).trace.communications.group == ABSENT).all()
+
+
+def test_numbers_may_have_separators_of_thousands(tmp_path: Path) -> None:
+    profile = two_ranks()
+    for row in profile.rows["NVTX_EVENTS"]:
+        row["jsonText"] = (
+            str(row["jsonText"] or "null").replace(": 42", ': "4,200,000"').replace(": 1048576", ': "1,048,576"')
+        )
+    trace = opened(profile, tmp_path).trace
+    assert trace.communications.payload_bytes.tolist() == [1 << 20] * 2
+    assert [group.size for group in trace.groups] == [2]
 
 
 def test_without_annotations_of_nccl_nobody_is_matched_and_a_note_says_so(tmp_path: Path) -> None:

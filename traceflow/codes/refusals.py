@@ -44,7 +44,8 @@ REFUSALS = (
     Code(
         "TF107",
         "unknown format",
-        "The content is no trace that traceflow knows: Kineto JSON, XSpace, trace-event JSON, or an operation table.",
+        "The content is no trace that traceflow knows: Kineto JSON, XSpace, trace-event JSON, SQLite of Nsight Systems, or an "
+        "operation table.",
         "Export the trace in one of these formats.",
     ),
     Code(

@@ -148,8 +148,10 @@ def _stated(payload: str | None) -> Stated | None:
 
 def _number(value: object) -> int:
     """A whole number within 63 bits, ABSENT for anything else."""
-    if isinstance(value, str) and re.fullmatch(r"(0x[0-9a-fA-F]{1,16}|\d{1,20})", value):
-        value = int(value, 0 if value.startswith("0x") else 10)
+    if isinstance(value, str):  # exports separate thousands
+        digits = value.replace(",", "")
+        base = 16 if digits.startswith("0x") else 10
+        value = int(digits, base) if re.fullmatch(r"0x[0-9a-fA-F]{1,16}|[0-9]{1,20}", digits) else None
     return value % 2**63 if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else ABSENT
 
 

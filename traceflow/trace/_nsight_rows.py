@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from traceflow.trace._nsight_payloads import binary_payloads
 from traceflow.trace._nsight_tables import LATEST_NS, UNKNOWN, Tables
 from traceflow.trace._xla_lines import WITHOUT_TIME, Count
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Text
@@ -31,6 +32,18 @@ _LARGEST_DEVICE = np.iinfo(np.int32).max
 
 LARGEST = 1 << 40
 """More than any stream, event or correlation has: CUPTI counts them in 32 bits."""
+
+
+_NAMED = (
+    ("CUPTI_ACTIVITY_KIND_KERNEL", "demangledName"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL", "mangledName"),
+    ("CUPTI_ACTIVITY_KIND_KERNEL", "shortName"),
+    ("CUPTI_ACTIVITY_KIND_RUNTIME", "nameId"),
+    ("NVTX_EVENTS", "textId"),
+    ("NVTX_EVENTS", "jsonTextId"),
+    ("ThreadNames", "nameId"),
+)
+"""Columns that name texts by their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +104,7 @@ class Names:
     """Texts by their number in the file, and by their code in the trace."""
 
     def __init__(self, tables: Tables) -> None:
-        numbers = tables.integers("StringIds", ("id",))["id"]
-        self._texts = dict(zip(numbers.tolist(), tables.texts("StringIds", "value").tolist(), strict=True))
+        self._texts = tables.texts_used(_NAMED)
         self.codes: dict[str, int] = {}
 
     def text(self, number: int) -> str | None:
@@ -195,6 +207,8 @@ def annotations_of(tables: Tables, names: Names, count: Count) -> Annotations:
         "NVTX_EVENTS", ("start", "end", "eventType", "globalTid", "textId", "domainId", "jsonTextId")
     )
     texts, payloads = (_joined(tables, names, columns[f"{label}Id"], label) for label in ("text", "jsonText"))
+    untold = np.array([payload is None for payload in payloads], bool)
+    payloads[untold] = binary_payloads(tables)[untold]
     kind, process = columns["eventType"], process_of(columns["globalTid"])
     domains = {
         (int(process[row]), int(columns["domainId"][row])): str(texts[row]) for row in np.flatnonzero(kind == _DOMAIN)

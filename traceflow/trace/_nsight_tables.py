@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -62,6 +62,22 @@ class Tables:
             return np.full(self._count(table), None, object)
         cell = f"CASE typeof({_quoted(column)}) WHEN 'text' THEN {_quoted(column)} END"
         return np.array([text for rows in self._rows(table, [cell]) for (text,) in rows], object)
+
+    def blobs(self, table: str, column: str) -> list[bytes | None]:
+        """A column of binary values, None where a cell has none; as long as `integers` of the same table."""
+        if not self.has(table, column):
+            return [None] * self._count(table)
+        cell = f"CASE typeof({_quoted(column)}) WHEN 'blob' THEN {_quoted(column)} END"
+        return [blob if isinstance(blob, bytes) else None for rows in self._rows(table, [cell]) for (blob,) in rows]
+
+    def texts_used(self, columns: Iterable[tuple[str, str]]) -> dict[int, str]:
+        """Numbered texts, as far as columns of other tables name them: an export may hold millions more."""
+        there = [(table, column) for table, column in columns if self.has(table, column)]
+        uses = [f"SELECT {_quoted(column)} FROM {_quoted(table)}" for table, column in there]  # noqa: S608 - quoted
+        if not uses or not (self.has("StringIds", "id") and self.has("StringIds", "value")):
+            return {}
+        asked = f"SELECT id, value FROM StringIds WHERE typeof(value) = 'text' AND id IN ({' UNION '.join(uses)})"  # noqa: S608 - quoted
+        return {int(number): str(text) for number, text in self._connection.execute(asked) if isinstance(number, int)}
 
     def _columns_of(self, table: str) -> frozenset[str]:
         return frozenset(str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})"))

@@ -119,7 +119,7 @@ def read_nsight(
     with opened(path) as tables:
         names = Names(tables)
         content = _content(tables, names, rank, count)
-        about = _About.of(tables, path)
+        about = _About.of(tables, names, path)
     if not len(content.work.start_ns) + len(content.calls.start_ns) + len(content.annotations.start_ns):
         why = "it holds neither work of devices nor calls nor ranges"
         raise TraceflowError("TF104", f"cannot use {path}", why, "profile with --trace=cuda,nvtx")
@@ -137,7 +137,7 @@ class _About:
     threads: Mapping[int, str]
 
     @classmethod
-    def of(cls, tables: Tables, path: Path) -> _About:
+    def of(cls, tables: Tables, names: Names, path: Path) -> _About:
         """Read what is there."""
         start = tables.integers("TARGET_INFO_SESSION_START_TIME", ("utcEpochNs",))["utcEpochNs"]
         system = "TARGET_INFO_SYSTEM_ENV"
@@ -150,9 +150,8 @@ class _About:
                 told[key] = str(column[0])
         known = len(start) and 0 < start[0] < 2**62
         numbered = tables.integers("ThreadNames", ("globalTid", "nameId"))
-        text = Names(tables).text
         pairs = zip(numbered["globalTid"].tolist(), numbered["nameId"].tolist(), strict=True)
-        threads = {thread: name for thread, number in pairs if (name := text(number))}
+        threads = {thread: name for thread, number in pairs if (name := names.text(number))}
         epoch_ns = int(start[0]) if known else None
         return cls(path.name, said.get("Hostname"), epoch_ns, {"device_vendor": "Nvidia", **told}, threads)
 
