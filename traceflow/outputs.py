@@ -11,7 +11,6 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
