@@ -214,13 +214,16 @@ def test_gathers_of_one_name_are_told_apart_by_group_and_pass(tmp_path: Path) ->
     step = Step(world_size=8, tp=(0, 1), etp=(0, 1, 2, 3), dp=(0, 2, 4, 6))
     for at, group in ((10, "tp"), (20, "etp"), (30, "dp")):
         step.issue("_allgather_base", at, group=group)
-    step.issue("allreduce", 150)
+    step.issue("_allgather_base", 40, group="dp", elements=7)  # of which no gradient comes back
+    step.issue("_reduce_scatter_base", 150, group="dp", elements=4 * 1024)
     plan = plan_step(ParallelPlan(world=8, tp=2, etp=4))
     found = step.attributed(tmp_path, plan=plan)
-    assert [(call.dimension, call.purpose) for call in found.calls[:3]] == [
+    assert [(call.dimension, call.purpose) for call in found.calls] == [
         ("TP", Purpose.ACTIVATION_GATHER),
         ("ETP", Purpose.ETP_GATHER),
         ("DP", Purpose.PARAMETER_GATHER),
+        ("DP", Purpose.UNKNOWN),
+        ("DP", Purpose.DENSE_GRADIENT),
     ]
 
 

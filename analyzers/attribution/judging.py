@@ -16,6 +16,9 @@ from traceflow.analyzers.attribution.purposes import TOKENS, Kind, Phase, Purpos
 
 NOTHING = "neither annotations, nor its group, nor its payload tell"
 _SCALARS_BYTES = 16
+_A_GROUP = "a group of"
+_TYPES = 4  # gradients may be of a type up to four times as wide as that of parameters, or half as wide
+_TYPE_RATIOS = (2, 4, 8, 16)
 
 _ANY_EXCHANGE = frozenset({Kind.ALL_TO_ALL, Kind.ALL_GATHER, Kind.REDUCE_SCATTER})
 _SUMS = frozenset({Kind.ALL_REDUCE, Kind.REDUCE_SCATTER})
@@ -188,7 +191,7 @@ def _by_dimension(call: Call, _: Expectations, names: frozenset[str]) -> Judgeme
     purpose = fitting.pop()
     if purpose is Purpose.PARAMETER_GATHER and call.program is not None and not call.of_argument:
         return None
-    return Judgement(purpose, f"a group of {' or '.join(sorted(names))}", undirected=purpose in TOKENS)
+    return Judgement(purpose, f"{_A_GROUP} {' or '.join(sorted(names))}", undirected=purpose in TOKENS)
 
 
 _RULES: tuple[Rule, ...] = (_by_library, _by_scope, _by_record, _by_hook, _by_size, _by_plan, _by_dimension)
@@ -198,6 +201,7 @@ def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
     """The purpose of each call, in their order."""
     names = {call.group: names_of(call, expected) for call in calls}
     judged = [_first(call, expected, names[call.group]) for call in calls]
+    judged = _with_pairs(calls, judged)
     judged = _with_exchanges(calls, judged)
     judged = _with_directions(calls, judged)
     experts = expected.grids.expert is not None or any(one.purpose in TOKENS for one in judged)
@@ -228,6 +232,22 @@ def axes_of(call: Call, expected: Expectations) -> str | None:
 def _first(call: Call, expected: Expectations, names: frozenset[str]) -> Judgement:
     found = (rule(call, expected, names) for rule in _RULES)
     return next((one for one in found if one), Judgement(Purpose.UNKNOWN, NOTHING))
+
+
+def _with_pairs(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
+    """What is gathered over copies is parameters only if their gradients are scattered there, in the same sizes."""
+    scattered = {
+        (call.members, (call.payload_bytes or 0) * _TYPES // len(call.members))
+        for call in calls
+        if call.kind is Kind.REDUCE_SCATTER and call.phase in _LATE and call.members
+    }
+    known = list(judged)
+    for place, (call, one) in enumerate(zip(calls, judged, strict=True)):
+        sizes = {(call.members, (call.payload_bytes or 0) * ratio) for ratio in _TYPE_RATIOS}
+        by_group = one.purpose is Purpose.PARAMETER_GATHER and one.because.startswith(_A_GROUP)
+        if by_group and call.program is None and not sizes & scattered:
+            known[place] = Judgement(Purpose.UNKNOWN, f"{one.because}, but no reduce-scatter of the same size")
+    return known
 
 
 def _with_exchanges(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
