@@ -31,6 +31,7 @@ from traceflow.report.timeline import merged, timeline
 from traceflow.report.verdict import whole_percents
 from traceflow.run import Run
 from traceflow.trace.model import Kind, LaneKind
+from traceflow.trace.untraced import untraced
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
 
@@ -219,6 +220,18 @@ def test_the_drawn_path_tells_what_the_program_tells() -> None:
         expected = [told for told in getattr(segments, what) if told is not None]
         assert [data["names"][i] for i in data["path"][what] if i >= 0] == expected
     assert any(i >= 0 for i in data["path"]["source"])
+
+
+def test_programs_without_a_trace_are_explained_by_what_the_compiler_alone_decides() -> None:
+    run = Run(Evidence(untraced(), {7: small()}), ("dump",))
+    page = page_of(run)
+    names = [node.attributes["id"] for node in page.all("section")]
+    assert names == [f"run0-{name}" for name in ("verdict", "findings", "memory", "quality", "method")]
+    assert page.all("p", "verdict")[0].text == "1 compiled program; jit_step needs 22 B at its peak."
+    assert "Evidence: limited to programs. Nothing is known of when anything ran" in page.text
+    assert [link.text for link in page.all("nav")[0].all("a")] == ["verdict", "findings", "memory", "quality", "method"]
+    with pytest.raises(TraceflowError, match="TF122"):
+        render_report(run, step=0)
 
 
 def test_many_times_the_first_is_no_percentage() -> None:

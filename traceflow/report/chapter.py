@@ -7,7 +7,7 @@ import gzip
 import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from traceflow.report.budget import budget_grid, hardware_text, total_text
 from traceflow.report.communication import communication_grids
@@ -21,6 +21,7 @@ from traceflow.report.sections import input_grids, path_grids, quality_grids, st
 from traceflow.report.sharding_section import ShardingSection, sharding_section
 from traceflow.report.subject import Subject
 from traceflow.report.timeline import Timeline, timeline
+from traceflow.report.units import size_text
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
 from traceflow.report.what_if_panel import MOST_SAVINGS, what_if_grid
 from traceflow.report.workers import Workers, workers
@@ -42,6 +43,11 @@ _LONG_LISTS = (
     "layers",
 )
 _RAW_BYTES = 600_000
+_OF_PROGRAMS = ("verdict", "findings", "memory", "sharding", "quality", "method")
+_SECTIONS = (
+    *("verdict", "findings", "what-if", "workers", "steps", "timeline", "path", "communication", "budget"),
+    *("memory", "moe", "sharding", "quality", "method"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +98,85 @@ class Chapter:
     raw: str  # gzipped JSON in base64
     compared: Compared
     skipped: Mapping[str, str]
+    template: ClassVar[str] = "chapter.html"
+
+    @property
+    def sentence(self) -> str:
+        """The page in one sentence."""
+        return self.verdict.sentence
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections that the page has, in order."""
+        here = {"workers": self.workers, "memory": self.memory, "moe": self.moe, "sharding": self.sharding}
+        return tuple(name for name in _SECTIONS if here.get(name, True))
 
     def why(self, what: str) -> str:
         """Why a figure is not available."""
         return self.skipped.get(what, "the evidence for it is absent")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Programs:
+    """Compiled programs explained, of which no run is known."""
+
+    id: str
+    title: str
+    facts: tuple[str, ...]
+    sentence: str
+    findings: tuple[Finding, ...]
+    memory: MemorySection | None
+    sharding: ShardingSection | None
+    quality: str
+    evidence: tuple[Grid, ...]
+    inputs: tuple[Grid, ...]
+    command: str
+    raw: str  # gzipped JSON in base64
+    template: ClassVar[str] = "programs.html"
+
+    @property
+    def sections(self) -> tuple[str, ...]:
+        """The sections that the page has, in order."""
+        here = {"memory": self.memory, "sharding": self.sharding}
+        return tuple(name for name in _OF_PROGRAMS if here.get(name, True))
+
+
+def programs(title: str, run: Subject, *, number: int) -> Programs:
+    """Ask programs without a trace what the compiler alone decides: memory, padding, sharding.
+
+    Args:
+        title: What the reader calls them.
+        run: The run, without a trace.
+        number: Position on the page.
+    """
+    memory, padding, lies = run.memory(), run.padding(), run.sharding()
+    results: tuple[Result, ...] = (memory, padding, lies)
+    held = memory.to_dict()
+    return Programs(
+        id=f"run{number}",
+        title=title,
+        facts=(", ".join(printable(name, 80) for name in run.inputs), "programs without a trace"),
+        sentence=_peak(held),
+        findings=_sorted(finding for result in results for finding in result.findings),
+        memory=memory_section(held, padding.to_dict()),
+        sharding=sharding_section(lies.to_dict(), lies.findings, lies.mesh),
+        quality="limited to programs",
+        evidence=tuple(quality_grids(run.trace.tally, _notes(run, results), _skipped(results))),
+        inputs=(),
+        command=_command("report", run, None),
+        raw=_raw(results, run, None),
+    )
+
+
+def _peak(memory: Mapping[str, Any]) -> str:
+    """How many programs there are, and what the largest needs."""
+    found = memory["programs"]
+    known = [one for one in found if one["live_peak_bytes"] is not None]
+    told = f"{len(found):,} compiled program{'s' * (len(found) != 1)}"
+    if not known:
+        return f"{told}; how much memory they need is not told."
+    largest = max(known, key=lambda one: int(one["live_peak_bytes"]))
+    return f"{told}; {printable(largest['module'], 60)} needs {size_text(largest['live_peak_bytes'])} at its peak."
 
 
 def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: int) -> Chapter:

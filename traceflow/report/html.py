@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from traceflow.codes import CODES
 from traceflow.errors import TraceflowError
-from traceflow.report.chapter import Chapter, chapter
+from traceflow.report.chapter import Chapter, Programs, chapter, programs
 from traceflow.report.comparison import comparison
 from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
 from traceflow.report.grid import Grid, duration, percent
@@ -25,6 +25,7 @@ from traceflow.report.names import printable
 from traceflow.report.subject import Subject
 from traceflow.report.verdict import SIMULATION
 from traceflow.result import Json
+from traceflow.trace.untraced import FORMAT as PROGRAMS
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -64,7 +65,8 @@ def write_report(run: Subject, path: Path, *, step: int | None = None, force: bo
 
     Raises:
         TraceflowError: TF110 when the file exists and `force` is not set, TF114 when it cannot be written, and
-            what the analyzers raise: TF104 without work, TF111 without such a step.
+            what the analyzers raise: TF104 without work, TF111 without such a step, TF122 for a step of programs
+            without a trace.
     """
     return write_comparison([Part(_title(run), run, step)], path, force=force)
 
@@ -115,10 +117,7 @@ def render_comparison(parts: Sequence[Part]) -> str:
     Args:
         parts: The runs, in order.
     """
-    chapters = [
-        chapter(printable(part.title), part.run, number=number, step=part.step, budget=ROWS // len(parts))
-        for number, part in enumerate(parts)
-    ]
+    chapters = [_explained(part, number, ROWS // len(parts)) for number, part in enumerate(parts)]
     style, script = _source("report.css"), f"{_source('timeline.js')}\n{_source('report.js')}"
     page = _environment().get_template("report.html")
     return page.render(
@@ -133,11 +132,20 @@ def render_comparison(parts: Sequence[Part]) -> str:
     )
 
 
-def _comparisons(parts: Sequence[Part], chapters: Sequence[Chapter]) -> list[Grid]:
+def _explained(part: Part, number: int, budget: int) -> Chapter | Programs:
+    """A run; without a trace, what its programs alone tell of it."""
+    title = printable(part.title)
+    if part.run.trace.format == PROGRAMS and part.step is None:
+        return programs(title, part.run, number=number)
+    return chapter(title, part.run, number=number, step=part.step, budget=budget)
+
+
+def _comparisons(parts: Sequence[Part], chapters: Sequence[Chapter | Programs]) -> list[Grid]:
     """One per aim that several runs have."""
     grids = []
     for aim in dict.fromkeys(part.aim for part in parts):
-        runs = [(c.title, c.compared) for part, c in zip(parts, chapters, strict=True) if part.aim == aim]
+        alike = [c for part, c in zip(parts, chapters, strict=True) if part.aim == aim]
+        runs = [(c.title, c.compared) for c in alike if isinstance(c, Chapter)]
         if len(runs) > 1:
             grids.append(replace(comparison(runs), title=aim))
     return grids

@@ -221,7 +221,8 @@ def quality_grids(tally: Tally, notes: Iterable[Note], skipped: Iterable[Skipped
     outcomes = [("read", tally.read), ("kept", tally.kept)]
     outcomes += [(f"repaired: {reason}", n) for reason, n in tally.repaired.items()]
     outcomes += [(f"dropped: {reason}", n) for reason, n in tally.dropped.items()]
-    yield Grid("Events", (words("outcome", [w for w, _ in outcomes]), counts("events", [n for _, n in outcomes])))
+    if tally.read:
+        yield Grid("Events", (words("outcome", [w for w, _ in outcomes]), counts("events", [n for _, n in outcomes])))
     if remarks := list(notes):
         affected = [", ".join(map(figure_called, note.affects)) or "no figure" for note in remarks]
         columns = words("code", [note.code for note in remarks]), prose("remark", [note.text for note in remarks])
