@@ -57,7 +57,7 @@ class Executed:
     call: Int64  # row of `Calls`
 
 
-def executed_of(work: Work, calls: Calls, call: Int64, annotations: Annotations, names: Text) -> Executed:
+def executed_of(work: Work, calls: Calls, call: Int64, annotations: Annotations, texts: Text) -> Executed:
     """What XLA launched within the ranges that it puts around programs and instructions.
 
     The k-th run of a program on a device is the same on all devices. Programs without a number are trials of the
@@ -68,24 +68,27 @@ def executed_of(work: Work, calls: Calls, call: Int64, annotations: Annotations,
         calls: Calls into the runtime.
         call: As of `call_of_work`.
         annotations: All ranges.
-        names: Of the ranges.
+        texts: What their names are codes of.
     """
-    said = [range_named(name) for name in names]
+    said = [range_named(text) for text in texts]
     row = np.flatnonzero(call >= 0)
     thread, at_ns = calls.thread[call[row]], calls.start_ns[call[row]]
-    thunk = around(annotations, np.array([one.what == "Thunk" for one in said], bool), thread, at_ns)
-    module = around(annotations, np.array([one.what == "XlaModule" for one in said], bool), thread, at_ns)
-    numbered = np.array([one.program >= 0 for one in said] + [False], bool)
-    named = np.array([bool(one.instruction) for one in said] + [False], bool)
-    known = np.flatnonzero(numbered[module] & named[thunk])
-    row, thunk, module = row[known], thunk[known], module[known]
-    program = np.array([said[at].program for at in module.tolist()], np.int64)
+    thunk, module = (
+        around(annotations, np.array([one.what == what for one in said], bool)[annotations.name], thread, at_ns)
+        for what in ("Thunk", "XlaModule")
+    )
+    row, thunk, module = (part[(thunk >= 0) & (module >= 0)] for part in (row, thunk, module))
+    of_thunk, of_module = annotations.name[thunk], annotations.name[module]
+    program = np.array([one.program for one in said], np.int64)[of_module]
+    instruction = np.array([one.instruction for one in said], object)[of_thunk]
+    known = (program >= 0) & (instruction != "")
+    row, module, program = row[known], module[known], program[known]
     return Executed(
         row,
         program,
-        np.array([said[at].module for at in module.tolist()], object),
+        np.array([one.module for one in said], object)[of_module[known]],
         _runs(np.column_stack((work.process[row], work.device[row], program)), module, annotations.start_ns),
-        np.array([said[at].instruction for at in thunk.tolist()], object),
+        instruction[known],
         call[row],
     )
 
@@ -110,18 +113,18 @@ class Stated:
 
 
 def stated_of(
-    calls: Calls, call: Int64, annotations: Annotations, names: Text
+    calls: Calls, call: Int64, annotations: Annotations, texts: Text
 ) -> tuple[list[Stated | None], dict[int, int]]:
     """Per call, what NCCL says of the one collective that it launches; and how many ranks each communicator has.
 
     Collectives of a group are launched when the group ends, so that nothing is said of one of them alone.
     """
-    told = [_stated(payload) for payload in annotations.payload]
-    sizes = {one.communicator: one.ranks for one in told if one and one.ranks > 0}
-    nccl = np.array([str(name).startswith("NCCL:") for name in names], bool)
+    nccl = np.array([text.startswith("NCCL:") for text in texts], bool)[annotations.name]
+    told = {row: one for row in np.flatnonzero(nccl).tolist() if (one := _stated(annotations.payload[row]))}
+    sizes = {one.communicator: one.ranks for one in told.values() if one.ranks > 0}
+    alone = np.array([bool(_COLLECTIVE.match(text)) for text in texts], bool)[annotations.name]
     inner = around(annotations, nccl, calls.thread[call], calls.start_ns[call])
-    found = [told[at] if at >= 0 and _COLLECTIVE.match(names[at]) else None for at in inner.tolist()]
-    return found, sizes
+    return [told.get(at) if at >= 0 and alone[at] else None for at in inner.tolist()], sizes
 
 
 @cache

@@ -238,9 +238,8 @@ def _evidence(
     """Relate the rows to one another."""
     work, calls, annotations = content.work, content.calls, content.annotations
     texts = np.array(list(names.codes), object)
-    of_ranges = texts[annotations.name]
     call = call_of_work(work, calls)
-    executed = executed_of(work, calls, call, annotations, of_ranges)
+    executed = executed_of(work, calls, call, annotations, texts)
     programs = _programs(executed, beside)
     hlo, of_instruction = _hlo(executed, programs)
     kind = _work_kinds(work, texts, communication)
@@ -253,7 +252,7 @@ def _evidence(
     launched = np.full(len(calls.start_ns), ABSENT, np.int64)
     launched[kept_calls] = len(work.start_ns) + np.arange(int(kept_calls.sum()))
     talking, groups, untold_calls = _communications(
-        content, kind, call, executed, hlo, programs, names, of_ranges, communication
+        content, kind, call, executed, hlo, programs, names, texts, communication
     )
     waiting = content.ranks(content.waits.process)
     copies = np.flatnonzero(work.copy & (work.size_bytes >= 0))
@@ -403,7 +402,7 @@ def _communications(
     hlo: HloEvents,
     programs: Programs,
     names: Names,
-    of_ranges: Text,
+    texts: Text,
     patterns: tuple[str, ...],
 ) -> tuple[Communications, tuple[Group, ...], int]:
     """What is known of collectives: by the program, else by NCCL's ranges; and of how many nothing is known."""
@@ -411,9 +410,9 @@ def _communications(
     compiled, groups = _xla_communication.communications(_talking(content, kind, executed, hlo), programs, names.codes)
     row = np.setdiff1d(np.flatnonzero(kind == Kind.COMMUNICATION), executed.row)
     launched = row[call[row] >= 0]
-    found, sizes = stated_of(content.calls, call[launched], content.annotations, of_ranges)
+    found, sizes = stated_of(content.calls, call[launched], content.annotations, texts)
     said = dict(zip(launched.tolist(), found, strict=True))
-    texts, told = list(names.codes), [said.get(at) for at in row.tolist()]
+    told = [said.get(at) for at in row.tolist()]
     places = {one: len(groups) + at for at, one in enumerate(sorted({s.communicator for s in told if s}))}
     absent = np.full(len(row), ABSENT, np.int64)
     operation = [_operation(texts[code], patterns) for code in work.name[row].tolist()]
