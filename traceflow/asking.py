@@ -63,7 +63,7 @@ def observation(run: Run) -> Observation:
     from traceflow.outputs import recorded_outputs
     from traceflow.trace.untraced import FORMAT
 
-    outputs = recorded_outputs(Path(run.inputs[0]))
+    outputs = recorded_outputs(Path((run.original or run).inputs[0]))
     if run.trace.format == FORMAT:
         return observe_programs(run.trace, run.programs, run.memory(), outputs)
     return observe(run.trace, run.dependencies, run.programs, run.summary(), run.memory(), outputs)

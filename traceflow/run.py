@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from traceflow.intent.plan import Plan
     from traceflow.program.compilation import Compilation
     from traceflow.program.module import Programs
+    from traceflow.program.torch_audit import TorchAudit
+    from traceflow.redaction import Redaction
     from traceflow.trace.model import Trace
 
 
@@ -57,6 +59,8 @@ class Run:
 
     evidence: Evidence
     inputs: tuple[str, ...]
+    original: Run | None = None  # of a redacted run, what it was made of
+    redaction: Redaction | None = None
 
     def __repr__(self) -> str:
         """One line, whatever the size of the trace."""
@@ -252,7 +256,16 @@ class Run:
         """The compiled programs with the stages of their compilation, as far as they were kept."""
         from traceflow.program.compilation import compilations_of
 
-        return compilations_of(self.evidence.stages, self.programs)
+        found = compilations_of(self.evidence.stages, self.programs)
+        return found if self.redaction is None else self.redaction.of(found)
+
+    @cached_property
+    def _audits(self) -> tuple[TorchAudit, ...]:
+        """Of PyTorch's sharding, one for each rank."""
+        from traceflow.program.torch_audit import read_torch_audit
+
+        audits = tuple(read_torch_audit(file) for file in self.evidence.audits)
+        return audits if self.redaction is None else self.redaction.of(audits)
 
     def sharding(self, intent: Intent | None = None, *, step: int | None = None) -> Sharding:
         """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`.
@@ -265,9 +278,8 @@ class Run:
         """
         if self.evidence.audits:
             from traceflow.analyzers.sharding.torch import torch_sharding
-            from traceflow.program.torch_audit import read_torch_audit
 
-            return torch_sharding([read_torch_audit(file) for file in self.evidence.audits], intent)
+            return torch_sharding(self._audits, intent)
         from traceflow.analyzers.sharding import sharding
 
         path = self.critical_path(step=step) if len(self.trace.hlo.event) else None
@@ -339,6 +351,16 @@ class Run:
                 "collective-matmul": partial(self.collective_matmul, step=step),
             }
         )
+
+    def redacted(self) -> Run:
+        """The same run without paths, names of hosts and names of users; see :mod:`traceflow.redaction`.
+
+        Answers, reports and exports of it can be shown to others.
+        """
+        from traceflow.redaction import Redaction
+
+        redaction = Redaction.of_everything_in(self.evidence, self.inputs)
+        return Run(redaction.of(self.evidence), tuple(map(redaction.name, self.inputs)), self, redaction)
 
     def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
         """Write one offline HTML file that explains the run, and return its path.

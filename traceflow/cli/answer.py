@@ -26,6 +26,7 @@ def opened(source: str, options: Options) -> Run:
     asked = (options.communication or []) if isinstance(options, ReadOptions) else []
     with working(f"reading {source}", options):
         run = open_run(source, communication=[*project_communication(), *asked])
+        run = run.redacted() if isinstance(options, ReadOptions) and options.redact else run
     if len(run.evidence.trace.events):
         with working("finding dependencies", options):
             run.dependencies  # noqa: B018  # found when first asked for
@@ -52,13 +53,19 @@ def answer(
     Raises:
         TraceflowError: when the input cannot be read or explained, or the output not written.
     """
-    from traceflow.report.json import envelope
-
     output.refuse_existing(options.output or output.STDOUT, force=options.force)
     run = opened(source, options)
     with working("explaining", options):
-        document = envelope(ask(run), run, request)
+        document = enveloped(ask(run), run, request)
     tell(document, options, top=top)
+
+
+def enveloped(result: Result, run: Run, request: Mapping[str, Json] | None = None) -> dict[str, Json]:
+    """A result in its envelope; of a redacted run, what was asked is redacted, too."""
+    from traceflow.report.json import envelope
+
+    document = envelope(result, run, request)
+    return document if run.redaction is None else run.redaction.of(document)
 
 
 def tell(document: Mapping[str, Json], options: WriteOptions, *, top: int = 12) -> None:

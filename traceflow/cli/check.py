@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from traceflow.cli import output
-from traceflow.cli.answer import opened, tell
+from traceflow.cli.answer import enveloped, opened, tell
 from traceflow.cli.mistakes import mistakes_told
 from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window
 from traceflow.cli.progress import working
@@ -54,13 +54,12 @@ def check(
     before = None if baseline is None else opened(baseline, options)
     with working("checking", options):
         from traceflow.asking import check as hold
-        from traceflow.report.json import envelope
 
         result = hold(run, requirements, baseline=before, step=step, window=window)
         request: dict[str, Json] = {"require": [*texts], "baseline": baseline, "step": step, "window": window}
-        document = envelope(result, run, request)
+        document = enveloped(result, run, request)
     tell(document, options, top=top)
-    _write_files(result, source, junit, markdown)
+    _write_files(result, run.inputs[0], junit, markdown)
     if not result.passed:
         raise SystemExit(FAILED)
 

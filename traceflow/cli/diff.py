@@ -48,7 +48,8 @@ def diff(
 
         result = compare(*runs, claims, atol=atol, rtol=rtol)
     request: dict[str, Json] = {"claim": [*texts], "atol": atol, "rtol": rtol}
-    tell(envelope(result, _Both.of(*runs), request), options, top=top)
+    document = envelope(result, _Both.of(*runs), request)
+    tell(document if runs[0].redaction is None else runs[0].redaction.of(document), options, top=top)
 
 
 @dataclass(frozen=True)

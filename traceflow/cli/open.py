@@ -67,6 +67,8 @@ def _started(
     from traceflow.viewers import files_served, viewer_started
 
     if viewer in {Viewer.XPROF, Viewer.TENSORBOARD}:
+        if options.redact:
+            raise typer.BadParameter(f"{viewer} shows the files as they are", param_hint="--redact")
         with viewer_started(viewer, Path(source), scratch, port=port or 0) as url:
             yield url
         return

@@ -54,6 +54,9 @@ class ReadOptions(Options):
         list[str] | None,
         typer.Option(metavar="REGEX", help="Kernels that communicate, besides those that are known. Repeatable."),
     ] = None
+    redact: Annotated[
+        bool, typer.Option("--redact", help="Leave out paths and the names of hosts and users, to show it to others.")
+    ] = False
 
 
 @dataclass(frozen=True)

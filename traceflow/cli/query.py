@@ -51,10 +51,14 @@ def query(
 
     target = options.output or place.STDOUT
     place.refuse_existing(target, force=options.force)
-    tables = Path(source) if holds_tables(Path(source)) else Answers(opened(source, options), step)
+    if options.redact and holds_tables(Path(source)):
+        raise typer.BadParameter("tables are as they were written: give it to export parquet", param_hint="--redact")
+    run = None if holds_tables(Path(source)) else opened(source, options)
+    tables = Path(source) if run is None else Answers(run, step)
     with working("answering", options):
         answer = answered(tables, sql)
-    place.write(_written(answer, options, source, sql, top), target)
+    told = (source, sql) if run is None or run.redaction is None else (run.inputs[0], run.redaction.text(sql))
+    place.write(_written(answer, options, *told, top), target)
 
 
 def _written(answer: QueryResult, options: QueryOptions, source: str, sql: str, top: int) -> str:
