@@ -6,6 +6,7 @@ The trace and HTA's environment are kept under build/bench. HTA explains one ste
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import venv
@@ -34,6 +35,10 @@ def main() -> None:
     for name, row in rows.items():
         stages = "".join(f"{row['cpu_s'][stage]:15.2f}" if stage in row["cpu_s"] else f"{'-':>15}" for stage in STAGES)
         print(f"{name:12}{stages}{sum(row['cpu_s'].values()):10.2f}{row['peak_bytes'] / 1e9:10.2f}")
+
+    if shutil.which("chromium"):
+        page = _measured(sys.executable, HERE / "open_report.py", trace)
+        print(f"{page['page_bytes'] / 1e6:.1f} MB of report, opened in {page['opened_ms'] / 1000:.2f} s")
 
 
 def _trace() -> Path:
