@@ -33,7 +33,14 @@ html_copy_source = False
 
 def code_section(code: Code) -> str:
     """One code, as a section that `codes.html#tf101` leads to."""
-    return f"({code.code.lower()})=\n### {code.code}: {code.title}\n\n{code.explanation}\n\n*What to do:* {code.remedy}\n\n"
+    said = (
+        (code.explanation, ""),
+        (code.formula, "*Formula:* "),
+        (code.example, "*Example:* "),
+        (code.remedy, "*What to do:* "),
+    )
+    paragraphs = "\n\n".join(f"{label}{text}" for text, label in said if text)
+    return f"({code.code.lower()})=\n### {code.code}: {code.title}\n\n{paragraphs}\n\n"
 
 
 def sections_of(family: re.Match[str]) -> str:

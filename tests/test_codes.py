@@ -44,3 +44,14 @@ def test_an_entry_is_complete_and_has_its_place_in_the_documentation(entry: Code
     assert not entry.title.endswith(".")
     assert entry.explanation.endswith(".")
     assert entry.remedy.endswith(".")
+
+
+COMMON = ("TF201", "TF202", "TF203", "TF205", "TF207", "TF211", "TF212", "TF214", "TF215", "TF217")
+
+
+@pytest.mark.parametrize("code", COMMON)
+def test_a_common_finding_has_its_formula_and_an_example(code: str) -> None:
+    entry = CODES[code]
+    assert re.search(r"\d", entry.formula + entry.example)
+    assert entry.formula.endswith(".")
+    assert entry.example.endswith(".")

@@ -13,3 +13,5 @@ class Code:
     title: str
     explanation: str
     remedy: str
+    formula: str = ""  # when it is a finding, and what it costs
+    example: str = ""  # from a workload

@@ -10,18 +10,33 @@ FINDINGS = (
         "exposed communication",
         "Communication runs while the same participant computes nothing, so the step waits for the network.",
         "Start it earlier, cut it into pieces that overlap with computation, or send less.",
+        formula="exposed_ns of a participant is the length of what communicates less that of what computes at the "
+        "same time. It is a finding from exposed_ns / window = 5 % on, of the participant with most; its cost"
+        " is exposed_ns.",
+        example="In a step of a mixture of experts on four GPUs of 4,527 us, one spends 2,035 us in collectives while"
+        " it computes nothing: 45 %. Only 1,513 us of these would go if transfers took no time; the rest is spent waiting for others all the same.",
     ),
     Code(
         "TF202",
         "a late participant makes others wait",
         "The others reached a collective earlier and waited; the network is not what took the time.",
         "Look at what the late participant did before it arrived.",
+        formula="The cost is the length of the window less that of a replay in which the work is as long as on its "
+        "peers, their median. It is a finding from 1 % of the window on.",
+        example="In the same step rank 1 has the hot expert: its grouped product takes longer than on three peers, "
+        "and they wait at the next all-to-all. With the product as long as theirs the step would be 89 us "
+        "shorter.",
     ),
     Code(
         "TF203",
         "launch-bound",
         "The critical path runs through the host: the device is done before the next work is launched.",
         "Launch less often: compile or capture larger pieces, batch small operations, avoid synchronisation.",
+        formula="1 - replayed / measured, where the replay lets device work start with its launch call, or host code "
+        "take no time, whichever saves more. It is a finding from 5 % on.",
+        example="A forward pass of a small BERT with 141 tokens on an H100 takes 4.8 ms, of which a replay without "
+        "host code leaves 16 %: kernels of a few us wait for the operators that launch them. A CUDA graph or "
+        "torch.compile is what helps.",
     ),
     Code(
         "TF204",
@@ -34,6 +49,10 @@ FINDINGS = (
         "compilation inside measured steps",
         "A program was compiled while steps were measured, so these steps say little about the steady state.",
         "Warm up before recording, and keep shapes and static arguments fixed.",
+        formula="A step in which the runtime reports a compilation. It is left out of the steady state, which is the "
+        "median of the others.",
+        example="The last batch of an epoch has 7 rows instead of 8. Its shape is new, so jit compiles once more, and"
+        " that step takes seconds instead of milliseconds. Dropping or padding the batch keeps it away.",
     ),
     Code(
         "TF206",
@@ -46,6 +65,9 @@ FINDINGS = (
         "copies on the critical path",
         "Moving data between memories determines a part of the step's length.",
         "Keep data where it is used, pin host memory, or overlap the copy with computation.",
+        formula="1 - replayed / measured, where the replay lets copies take no time. It is a finding from 5 % on.",
+        example="A loader hands over 256 MiB in pageable memory, which a link of 6 GB/s takes 45 ms to copy before "
+        "the step can begin. From pinned memory and on another stream the copy hides behind the step before.",
     ),
     Code(
         "TF208",
@@ -73,6 +95,10 @@ FINDINGS = (
         "The runtime reports less memory for a program than is alive in it at once: on CPU, for one, the figure leaves "
         "temporaries out.",
         "Plan with the live peak.",
+        formula="The largest sum of the sizes of buffers that are alive at one moment of the schedule, against the "
+        "peak that the runtime reports for the program.",
+        example="A function multiplies two matrices of 64 MiB and sums up the squares of the product. 192 MiB are "
+        "alive at once; a runtime that leaves temporaries out reports the arguments, 128 MiB.",
     ),
     Code(
         "TF212",
@@ -80,6 +106,10 @@ FINDINGS = (
         "Arguments of a program could become results of the same size, but the program may not overwrite them, so that "
         "both are in memory.",
         "Donate what is not needed after the call: jax.jit(..., donate_argnums=...).",
+        formula="The sum of the arguments that could be donated, each to a result of its size. It is a finding from 1"
+        " % of the peak and 1 MiB on.",
+        example="A training step of a model with 4 GiB of parameters and 8 GiB of state returns both anew, so that 24"
+        " GiB are there at its end. Donated, they are 12 GiB.",
     ),
     Code(
         "TF213",
@@ -92,12 +122,19 @@ FINDINGS = (
         "far from what the hardware allows",
         "An operation takes much longer than its FLOPs, its memory traffic or what it sends need at peak rates.",
         "Look at its shapes, its layout and what it is fused with; small work cannot fill a device.",
+        formula="measured / max(FLOPs / peak, bytes / memory bandwidth, payload / link bandwidth). It is a finding "
+        "above 2, where what is beyond the bound is more than 5 % of the time of all operations.",
+        example="A linear layer of 512 by 512 on 141 rows takes 24 times what reading and writing its operands needs on an H100: the work is too small to fill the GPU, and batches or fusion would bring it closer.",
     ),
     Code(
         "TF215",
         "recomputation",
         "Activations that were thrown away to save memory are computed again in the backward pass.",
         "Keep more of them where memory allows it; what computation hides costs nothing.",
+        formula="Time of operations that were traced again for the backward pass / time of all operations. It is a "
+        "finding from 5 % on.",
+        example="With every layer under jax.checkpoint the forward pass runs twice, and the backward pass takes as "
+        "long as both together: a quarter of the time computes again what was there.",
     ),
     Code(
         "TF216",
@@ -112,6 +149,11 @@ FINDINGS = (
         "One expert gets many times the mean of the assignments, or the experts of one rank multiply more rows than those "
         "of others, which wait for it at the next exchange. The cost is that of a replay in perfect balance.",
         "Balance the router with an auxiliary loss or a bias, or place copies of hot experts on several ranks.",
+        formula="hot_expert_ratio is the most tokens of an expert / their mean, rank_imbalance_ratio the most rows of"
+        " a rank / their mean. It is a finding from 2 or from 1.1 on, with a cost where the trace can be "
+        "replayed.",
+        example="1,024 assignments go to 8 experts, of which one gets 512: its ratio is 512 / 128 = 4. In every "
+        "exchange the ranks without it wait for the one that has it.",
     ),
     Code(
         "TF218",
