@@ -136,6 +136,14 @@ def test_an_event_that_was_recorded_twice_means_the_last_record_before_the_wait(
     assert opened(profile, tmp_path).trace.syncs.awaited_stream.tolist() == [8]
 
 
+def test_the_number_of_a_record_counts_more_than_the_order(tmp_path: Path) -> None:
+    profile, worker = one_process()
+    worker.record(3, (1_000, 1_100), stream=7, number=17)
+    worker.record(3, (2_000, 2_100), stream=8, number=18)
+    worker.wait(EVENT, (3_000, 3_100), event=3, number=17)
+    assert opened(profile, tmp_path).trace.syncs.awaited_stream.tolist() == [7]
+
+
 def test_blocking_calls_wait_and_say_for_what(tmp_path: Path) -> None:
     profile, worker = one_process()
     worker.kernel("gemm", 5_000, 90_000, call=(1_000, 2_000))
@@ -235,6 +243,14 @@ def test_annotations_of_nccl_tell_who_takes_part_and_with_how_much(tmp_path: Pat
     assert (collective.op, collective.payload_bytes, collective.last[0]) == ("allreduce", 1 << 20, 0)
     waits = {one.participant[0]: (one.wait_ns, one.transfer_ns) for one in collective.calls}
     assert waits == {0: (0, 10_000), 1: (30_000, 10_000)}
+
+
+def test_what_goes_into_a_reduce_scatter_is_what_comes_out_on_all(tmp_path: Path) -> None:
+    profile = two_ranks()
+    numbers = {text: number for text, number in profile.strings.items() if text != ALL_REDUCE}
+    profile.strings = {"ncclDevKernel_ReduceScatter_Sum_f32_RING_LL": profile.strings[ALL_REDUCE], **numbers}
+    c = opened(profile, tmp_path).trace.communications
+    assert c.payload_bytes.tolist() == [2 << 20] * 2
 
 
 def in_binary(profile: NsightProfile) -> NsightProfile:
