@@ -12,7 +12,7 @@ from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.stages import stage_of_events
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, Float64, SliceKind
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Trace
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Straggler:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stragglers:
+class Stragglers(Shown):
     """Causes of lateness, costliest first; whoever only waited is not among them."""
 
     kind: ClassVar[str] = "stragglers"
@@ -296,8 +296,8 @@ def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, 
 
 
 def _one_each(ranking: tuple[Straggler, ...]) -> list[Straggler]:
-    """The first of those of a participant that cost the same to the nanosecond: a call, and what is done inside it."""
-    first: dict[tuple[int, int | None, int], Straggler] = {}
+    """The first of those in a stage that cost the same to the nanosecond: a call, and what another thread does for it."""
+    first: dict[tuple[int, int | None, str | None, int], Straggler] = {}
     for row in ranking:
-        first.setdefault((row.rank, row.device, row.cost_ns), row)
+        first.setdefault((row.rank, row.device, row.stage, row.cost_ns), row)
     return list(first.values())

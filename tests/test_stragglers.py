@@ -118,3 +118,18 @@ def test_a_finding_names_the_stage() -> None:
     late = [("forward", "aten::mm", [40]), *EVEN[1:]]
     finding = ranked(EVEN, late, EVEN).findings[0]
     assert finding.title == "rank 1 is late: aten::mm in forward (host) takes longer than on its peers"
+
+
+def test_what_costs_the_same_in_a_stage_is_one_finding_and_in_two_stages_two() -> None:
+    call, inside = ("exchange", "Collective", [1]), ("exchange", "all_to_all", [1])
+    late_call, late_inside = ("exchange", "Collective", [6]), ("exchange", "all_to_all", [6])
+    one_stage = ranked([*EVEN, call, inside], [*EVEN, late_call, late_inside], [*EVEN, call, inside])
+    told = [row for row in one_stage.ranking if row.rank == 1]
+    assert [(row.name, row.cost_ns) for row in told] == [("Collective", 5 * MS), ("all_to_all", 5 * MS)]
+    assert [finding.evidence["name"] for finding in one_stage.findings] == ["Collective"]
+    apart = ranked(
+        [*EVEN, call, ("return", "all_to_all", [1])],
+        [*EVEN, late_call, ("return", "all_to_all", [6])],
+        [*EVEN, call, ("return", "all_to_all", [1])],
+    )
+    assert [finding.evidence["name"] for finding in apart.findings] == ["Collective", "all_to_all"]

@@ -40,6 +40,7 @@ Row: TypeAlias = Mapping[str, Any]
 MOST_ROWS = 100
 MOST_RUNS = 25
 MOST_NAMES = 15
+_WORDS = {"flops": "FLOPs", "moe": "routing of experts", "per_participant": "each participant", "total": "the total"}
 _UNIT = re.compile(r"_(ns|bytes|share|ratio|us|s)$")
 
 
@@ -98,9 +99,11 @@ def left_out(total: int, shown: int, what: str) -> str:
     """What a table says of the rows that it does not show.
 
     Example:
-        >>> left_out(130, 100, "steps"), left_out(3, 3, "steps")
-        ('30 more steps are not shown.', '')
+        >>> left_out(130, 100, "steps"), left_out(101, 100, "steps"), left_out(3, 3, "steps")
+        ('30 more steps are not shown.', 'One of the steps is not shown.', '')
     """
+    if total - shown == 1:
+        return f"One of the {what} is not shown."
     return f"{total - shown:,} more {what} are not shown." if total > shown else ""
 
 
@@ -243,7 +246,7 @@ def figure_called(pointer: str) -> str:
         ('measured over bound of operations', 'everything')
     """
     parts = [part for part in pointer.split("/")[2:] if not (part == "*" or part.isdecimal())]
-    told = [_UNIT.sub("", part).replace("_", " ").replace("flops", "FLOPs") for part in parts]
+    told = [_WORDS.get(part) or _UNIT.sub("", part).replace("_", " ") for part in parts]
     return " of ".join(reversed(told)) or "everything"
 
 
