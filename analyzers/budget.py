@@ -16,7 +16,7 @@ from traceflow.budgets import least_time_ns
 from traceflow.hardware import Hardware, recognised
 from traceflow.program.cost import Cost
 from traceflow.program.module import Programs
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
+class Budget(Shown):
     """Operations with what they cost, how long that takes at least, and how long they took; longest first."""
 
     kind: ClassVar[str] = "budget"

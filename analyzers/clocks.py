@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from traceflow.analyzers.matching import match
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.canonical import canonical
 from traceflow.trace.model import Bool, Int64, Rows, Trace
 
@@ -20,7 +20,7 @@ _ENOUGH_FOR_DRIFT = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clocks:
+class Clocks(Shown):
     """Per rank, what to subtract from its timestamps to read the reference rank's clock; None where unknown."""
 
     kind: ClassVar[str] = "clocks"

@@ -13,7 +13,7 @@ from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL
 from traceflow.analyzers.rings.waits import waiting_products
 from traceflow.analyzers.window import Window
 from traceflow.program.module import Programs
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,7 +23,7 @@ _NOTABLE_SHARE = 0.01  # of the window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CollectiveMatmul:
+class CollectiveMatmul(Shown):
     """Products that are cut into rounds, those that could be, and whether cutting hides what is sent."""
 
     kind: ClassVar[str] = "collective-matmul"

@@ -29,7 +29,7 @@ from traceflow.analyzers.unrecognised import unrecognised
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.intervals import Intervals, union
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import ABSENT, Bool, Int64, Trace
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ _COMMUNICATES = (SliceKind.TRANSFER, SliceKind.ARRIVED, SliceKind.COMMUNICATION)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Communication:
+class Communication(Shown):
     """Communication of a window, per participant and per collective; removable time by replay."""
 
     kind: ClassVar[str] = "communication"

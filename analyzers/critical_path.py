@@ -14,7 +14,7 @@ from traceflow.analyzers.thread_pool import waits_for_threads
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
 from traceflow.program.module import Programs
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Text, Trace
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ class Slack:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CriticalPath:
+class CriticalPath(Shown):
     """Segments that tile the window, the time they sum to by kind and by rank, and the slack of the rest."""
 
     kind: ClassVar[str] = "critical-path"

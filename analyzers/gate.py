@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from traceflow.analyzers.quantities import Path, path_of, values_at, why_unknown
 from traceflow.errors import TraceflowError
 from traceflow.expression import Comparison, ExpressionError, Quantity, Span, holds, parsed, quantities, value_of
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -90,7 +90,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class Check(Shown):
     """All gates of a run."""
 
     kind: ClassVar[str] = "check"

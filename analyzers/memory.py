@@ -15,7 +15,7 @@ from traceflow.analyzers.program_memory import Moment, Peak, ProgramMemory, prog
 from traceflow.errors import TraceflowError
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import ABSENT, Trace
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ class CoResident:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Memory:
+class Memory(Shown):
     """Memory of a capture: what programs need, what allocators handed out, and what was moved."""
 
     kind: ClassVar[str] = "memory"

@@ -14,7 +14,7 @@ import numpy as np
 from traceflow.analyzers.operation_graph import OperationGraph, operation_graph
 from traceflow.analyzers.window import Window
 from traceflow.errors import TraceflowError
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import Bool, Int64
 from traceflow.trace.operation_types import COMMUNICATION
 from traceflow.trace.operations import OperationTable
@@ -114,7 +114,7 @@ class Cause:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperationStragglers:
+class OperationStragglers(Shown):
     """The slowdown of a job and the parts that explain it. Lengths of steps and costs are means over the steps."""
 
     kind: ClassVar[str] = "stragglers"

@@ -16,7 +16,7 @@ from traceflow.intent.routing import Routing
 from traceflow.program.layout import arrays_of, leaves, stored
 from traceflow.program.module import HloModule, Programs
 from traceflow.program.stated import Stated, StatedArray
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class PaddedExperts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Padding:
+class Padding(Shown):
     """Padding in memory and in traffic."""
 
     kind: ClassVar[str] = "padding"

@@ -16,7 +16,7 @@ from traceflow.analyzers.summary import summary
 from traceflow.analyzers.what_if import predict, unknown_dependencies, unmatched_calls
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Savings:
+class Savings(Shown):
     """The what-ifs that save most, the largest first; those that save nothing are left out."""
 
     kind: ClassVar[str] = "savings"

@@ -12,7 +12,7 @@ from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.join import Join, join
 from traceflow.analyzers.window import step_ends
 from traceflow.program.module import Programs
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import ABSENT, Trace
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SteadyState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Summary(Shown):
     """Ranks, devices, steps and size of a capture."""
 
     kind: ClassVar[str] = "summary"

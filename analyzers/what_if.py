@@ -13,7 +13,7 @@ from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, rebound
 from traceflow.program.module import Programs
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WhatIf:
+class WhatIf(Shown):
     """Measured and predicted length of a window. `exact` says that no hidden latency can change the prediction."""
 
     kind: ClassVar[str] = "what-if"

@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 
 from traceflow import doctor
 from traceflow.cli import main
-from traceflow.doctor import Check, State, examined
+from traceflow.doctor import Checkup, State, examined
 from traceflow.schemas import schema
 
 Capture = pytest.CaptureFixture[str]
@@ -32,7 +32,7 @@ def ordinary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(doctor, "_DRIVER", tmp_path / "driver")
 
 
-def checked(folder: Path, *, trial: bool = False) -> dict[str, Check]:
+def checked(folder: Path, *, trial: bool = False) -> dict[str, Checkup]:
     """The checks by name."""
     return {check.name: check for check in examined(folder, trial=trial)}
 
@@ -86,7 +86,7 @@ def test_nothing_to_record_with_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path
 def test_recording_that_is_switched_off_blocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert checked(tmp_path)["switch"].state is State.GOOD
     monkeypatch.setenv("TRACEFLOW", "0")
-    assert checked(tmp_path)["switch"] == Check(
+    assert checked(tmp_path)["switch"] == Checkup(
         "switch", State.BLOCKS, "TRACEFLOW=0 switches recording off", "unset TRACEFLOW"
     )
 
@@ -165,7 +165,7 @@ def test_viewers_that_are_missing_are_noted(monkeypatch: pytest.MonkeyPatch, tmp
     installed_without(monkeypatch, "xprof", "duckdb")
     monkeypatch.setattr(webbrowser, "get", none)
     checks = checked(tmp_path)
-    assert checks["viewers"] == Check(
+    assert checks["viewers"] == Checkup(
         "viewers", State.NOTE, "report and perfetto; without xprof", "pip install 'traceflow-ml[xprof]'"
     )
     assert checks["queries"].state is State.NOTE

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from traceflow.errors import TraceflowError
-from traceflow.result import Finding, Json, Note, Result, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Result, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +42,7 @@ Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Digest:
+class Digest(Shown):
     """Every answer of a run, abridged.
 
     Tables keep the rows that cost most. Longer names than `_CHARACTERS` end in an ellipsis. What is left out is counted.

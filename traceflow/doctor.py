@@ -65,7 +65,7 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class Checkup:
     """One thing that was looked at: what was found, and how to mend it where it wants mending."""
 
     name: str
@@ -74,7 +74,7 @@ class Check:
     fix: str | None = None
 
 
-def examined(folder: Path, *, trial: bool = True) -> tuple[Check, ...]:
+def examined(folder: Path, *, trial: bool = True) -> tuple[Checkup, ...]:
     """Look at everything that recording, reading and viewing need.
 
     Args:
@@ -90,7 +90,7 @@ def examined(folder: Path, *, trial: bool = True) -> tuple[Check, ...]:
     return (*checks, *_gpu(), *_room(folder), _clock(), *_viewers())
 
 
-def document_of(checks: Sequence[Check]) -> dict[str, Json]:
+def document_of(checks: Sequence[Checkup]) -> dict[str, Json]:
     """What `traceflow doctor --format json` prints; its schema is `traceflow.schemas.schema("doctor")`."""
     return {
         "schema_version": 1,
@@ -108,37 +108,37 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _versions() -> Check:
+def _versions() -> Checkup:
     found = f"traceflow {_version('traceflow-ml')}, Python {platform.python_version()}, {platform.platform(terse=True)}"
-    return Check("versions", State.GOOD, found)
+    return Checkup("versions", State.GOOD, found)
 
 
-def _frameworks() -> Iterator[Check]:
+def _frameworks() -> Iterator[Checkup]:
     """What there is to record with; one framework is enough."""
     there = [name for name in _NAMES if find_spec(name)]
     if not there:
         fix = "pip install 'traceflow-ml[jax]' or 'traceflow-ml[torch]'; reading traces needs neither"
-        yield Check("frameworks", State.BLOCKS, "neither JAX nor PyTorch is installed", fix)
+        yield Checkup("frameworks", State.BLOCKS, "neither JAX nor PyTorch is installed", fix)
     for name in there:
-        yield Check(_NAMES[name], State.GOOD, f"{_NAMES[name]} {_version(name) or 'of unknown version'}")
+        yield Checkup(_NAMES[name], State.GOOD, f"{_NAMES[name]} {_version(name) or 'of unknown version'}")
 
 
-def _switch() -> Check:
+def _switch() -> Checkup:
     if os.environ.get("TRACEFLOW") == "0":
-        return Check("switch", State.BLOCKS, "TRACEFLOW=0 switches recording off", "unset TRACEFLOW")
-    return Check("switch", State.GOOD, "recording is not switched off")
+        return Checkup("switch", State.BLOCKS, "TRACEFLOW=0 switches recording off", "unset TRACEFLOW")
+    return Checkup("switch", State.GOOD, "recording is not switched off")
 
 
-def _dump_flags() -> Iterator[Check]:
+def _dump_flags() -> Iterator[Checkup]:
     """What in the environment takes the place of traceflow's own requests."""
     if "xla_dump_to" in os.environ.get("XLA_FLAGS", ""):
         found = "XLA_FLAGS has an xla_dump_to of its own, so that --xla-dump keeps nothing"
-        yield Check("dump flags", State.WARNING, found, "take it out of XLA_FLAGS, or read its folder as an input")
+        yield Checkup("dump flags", State.WARNING, found, "take it out of XLA_FLAGS, or read its folder as an input")
     else:
-        yield Check("dump flags", State.GOOD, "XLA_FLAGS leaves dumps to traceflow")
+        yield Checkup("dump flags", State.GOOD, "XLA_FLAGS leaves dumps to traceflow")
 
 
-def _tried(framework: str) -> Check:
+def _tried(framework: str) -> Checkup:
     """One step recorded with a framework, and read again."""
     name = f"recording with {_NAMES[framework]}"
     environment = {key: value for key, value in os.environ.items() if key != "TRACEFLOW"}
@@ -151,14 +151,14 @@ def _tried(framework: str) -> Check:
             )
         except subprocess.TimeoutExpired:
             fix = "look for another process that holds the device"
-            return Check(name, State.BLOCKS, f"a small product took more than {_PATIENCE_S} s", fix)
+            return Checkup(name, State.BLOCKS, f"a small product took more than {_PATIENCE_S} s", fix)
         try:
             manifest = read_manifest(folder) if folder.exists() else None
         except TraceflowError as error:
-            return Check(name, State.BLOCKS, error.why, error.hint)
+            return Checkup(name, State.BLOCKS, error.why, error.hint)
         if manifest is None:
             fix = f"run a small program of {_NAMES[framework]} by itself first"
-            return Check(name, State.BLOCKS, _last_line(ended.stderr), fix)
+            return Checkup(name, State.BLOCKS, _last_line(ended.stderr), fix)
         return _delivered(name, manifest, folder)
 
 
@@ -167,38 +167,38 @@ def _last_line(output: bytes) -> str:
     return lines[-1] if lines else "nothing was recorded, and nothing says why"
 
 
-def _delivered(name: str, manifest: Manifest, folder: Path) -> Check:
+def _delivered(name: str, manifest: Manifest, folder: Path) -> Checkup:
     """What a trial shows: events, and on an accelerator those of the device."""
     from traceflow.run import open_run
 
     try:
         trace = open_run(folder).trace
     except TraceflowError as error:
-        return Check(name, State.BLOCKS, f"what was recorded cannot be read: {error}", error.hint)
+        return Checkup(name, State.BLOCKS, f"what was recorded cannot be read: {error}", error.hint)
     of = "cpu" if manifest.devices is None else manifest.devices.platform
     on_devices = int((trace.lanes.device[trace.events.lane] >= 0).sum())
     if of != "cpu" and not on_devices:
         found = f"the profiler delivers nothing from the {of}"
-        return Check(name, State.BLOCKS, found, "end other profilers; see the checks of the GPU")
-    return Check(name, State.GOOD, f"{len(trace.events):,} events on {of}, {on_devices:,} of them of devices")
+        return Checkup(name, State.BLOCKS, found, "end other profilers; see the checks of the GPU")
+    return Checkup(name, State.GOOD, f"{len(trace.events):,} events on {of}, {on_devices:,} of them of devices")
 
 
-def _gpu() -> Iterator[Check]:
+def _gpu() -> Iterator[Checkup]:
     """What the driver of an NVIDIA GPU permits, and who else may hold its profiling interface."""
     if not _DRIVER.exists():
-        yield Check("GPU", State.NOTE, "no driver of an NVIDIA GPU")
+        yield Checkup("GPU", State.NOTE, "no driver of an NVIDIA GPU")
         return
     settings = _settings(_DRIVER / "params")
     if settings.get("RmProfilingAdminOnly") == "1" and os.geteuid():
         found = "CUPTI keeps hardware counters to administrators; kernels are recorded all the same"
         fix = "for counters, load the driver with NVreg_RestrictProfilingToAdminUsers=0"
-        yield Check("GPU", State.NOTE, found, fix)
+        yield Checkup("GPU", State.NOTE, found, fix)
     else:
-        yield Check("GPU", State.GOOD, "CUPTI is open to this user")
+        yield Checkup("GPU", State.GOOD, "CUPTI is open to this user")
     for variable in _INJECTION:
         if os.environ.get(variable):
             found = f"{variable} loads another profiler, and CUPTI serves one at a time"
-            yield Check("other profilers", State.WARNING, found, f"unset {variable}, or record without nsys")
+            yield Checkup("other profilers", State.WARNING, found, f"unset {variable}, or record without nsys")
 
 
 def _settings(file: Path) -> Mapping[str, str]:
@@ -210,21 +210,21 @@ def _settings(file: Path) -> Mapping[str, str]:
     return {name.strip(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon}
 
 
-def _room(folder: Path) -> Iterator[Check]:
+def _room(folder: Path) -> Iterator[Checkup]:
     """Whether a capture can be written, and how large it may become."""
     try:
         with TemporaryDirectory(dir=folder, prefix=".traceflow-"):
             free = shutil.disk_usage(folder).free
     except OSError as error:
         why = error.strerror or type(error).__name__
-        yield Check("disk", State.BLOCKS, f"cannot write to {folder}: {why}", "record into another folder with -o")
+        yield Checkup("disk", State.BLOCKS, f"cannot write to {folder}: {why}", "record into another folder with -o")
         return
     state = State.BLOCKS if free < _NOTHING_BYTES else State.WARNING if free < _LITTLE_BYTES else State.GOOD
     fix = None if state is State.GOOD else "make room, record fewer steps, or record into another folder with -o"
-    yield Check("disk", state, f"{free / 2**30:,.1f} GiB free in {folder}", fix)
+    yield Checkup("disk", state, f"{free / 2**30:,.1f} GiB free in {folder}", fix)
 
 
-def _clock() -> Check:
+def _clock() -> Checkup:
     """Whether the time since 1970 and the monotonic clock, which captures are dated by, run alike."""
     begun = time.time_ns(), time.perf_counter_ns()
     time.sleep(_BETWEEN_S)
@@ -232,28 +232,28 @@ def _clock() -> Check:
     resolution_ns = round(time.get_clock_info("perf_counter").resolution * 1e9)
     apart_ns = abs(passed[0] - passed[1])
     if begun[0] < _EARLIEST_NS:
-        return Check("clock", State.WARNING, "the clock of the system was never set", "set it, by NTP for one")
+        return Checkup("clock", State.WARNING, "the clock of the system was never set", "set it, by NTP for one")
     if apart_ns > _APART_NS:
         found = f"the clock of the system is being corrected: {apart_ns / 1e6:,.1f} ms within {_BETWEEN_S * 1e3:.0f} ms"
-        return Check("clock", State.WARNING, found, "wait until NTP has settled, where several hosts record")
-    return Check(
+        return Checkup("clock", State.WARNING, found, "wait until NTP has settled, where several hosts record")
+    return Checkup(
         "clock", State.GOOD, f"monotonic to {resolution_ns} ns, {apart_ns / 1e3:,.0f} us from the time of the system"
     )
 
 
-def _viewers() -> Iterator[Check]:
+def _viewers() -> Iterator[Checkup]:
     """What `traceflow open` and `traceflow query` need."""
     missing = [name for name in ("xprof", "tensorboard") if not find_spec(name)]
     if missing:
         found = f"report and perfetto; without {' and '.join(missing)}"
-        yield Check("viewers", State.NOTE, found, "pip install 'traceflow-ml[xprof]'")
+        yield Checkup("viewers", State.NOTE, found, "pip install 'traceflow-ml[xprof]'")
     else:
-        yield Check("viewers", State.GOOD, "report, perfetto, xprof, tensorboard")
+        yield Checkup("viewers", State.GOOD, "report, perfetto, xprof, tensorboard")
     if not find_spec("duckdb"):
-        yield Check("queries", State.NOTE, "traceflow query needs DuckDB", "pip install 'traceflow-ml[query]'")
+        yield Checkup("queries", State.NOTE, "traceflow query needs DuckDB", "pip install 'traceflow-ml[query]'")
     try:
         webbrowser.get()
     except webbrowser.Error:
-        yield Check(
+        yield Checkup(
             "browser", State.NOTE, "none can be started from here", "traceflow open --no-browser prints the page"
         )

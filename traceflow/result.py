@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from html import escape
 from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
@@ -124,3 +125,25 @@ class Result(Protocol):
     def to_pandas(self) -> pd.DataFrame:
         """The main table of the result, one row per thing it is about."""
         ...
+
+
+class Shown:
+    """How every result shows itself in a notebook: what was found, and the first rows of its main table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self: Result) -> str:
+        table = self.to_pandas()
+        rows = table.head(_SHOWN_ROWS).to_html(index=False, border=0, float_format="{:,.4g}".format, max_rows=None)
+        found = "".join(f"<li>{_found(finding)}</li>" for finding in self.findings[:_SHOWN_ROWS])
+        title = f"<p><b>{escape(self.kind)}</b>, {len(table):,} rows, {len(self.findings):,} findings</p>"
+        return f"{title}<ul>{found}</ul>{rows}" if found else f"{title}{rows}"
+
+
+_SHOWN_ROWS = 10
+
+
+def _found(finding: Finding) -> str:
+    """A finding in one line of HTML, its suggestion on hovering."""
+    text = f"{finding.code} {finding.severity}: {finding.title} ({finding.provenance})"
+    return f'<span title="{escape(finding.suggestion)}">{escape(text)}</span>'

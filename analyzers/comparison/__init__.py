@@ -19,7 +19,7 @@ from traceflow.analyzers.comparison.observation import (
 )
 from traceflow.analyzers.comparison.plan import ASPECTS, PlanChange, plan_changes
 from traceflow.analyzers.comparison.sample import STEPS_NEEDED, Change, Sample, change, change_interval
-from traceflow.result import Finding, Json, Note, Provenance, Severity, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -64,7 +64,7 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Diff:
+class Diff(Shown):
     """What two runs have in common and what not; `a` is the reference."""
 
     kind: ClassVar[str] = "diff"

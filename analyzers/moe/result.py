@@ -15,7 +15,7 @@ from traceflow.analyzers.moe.rows import Rows
 from traceflow.analyzers.moe.stages import StageTime
 from traceflow.analyzers.window import Window
 from traceflow.intent.routing import ABSENT, LayerRouting
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.model import Int64
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class HostWait:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moe:
+class Moe(Shown):
     """Routing, the work that it led to, and what perfect balance would save."""
 
     kind: ClassVar[str] = "moe"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ def _shortened(value: Json) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCheck:
+class PlanCheck(Shown):
     """Agreements and differences of a plan and a trace."""
 
     kind: ClassVar[str] = "plan-check"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.intent.mesh import Axes, Mesh
 from traceflow.intent.spec import Spec
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,7 +82,7 @@ class CollectiveRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
+class Sharding(Shown):
     """Intended against compiled sharding of the programs of a run."""
 
     kind: ClassVar[str] = "sharding"

@@ -20,7 +20,7 @@ from traceflow.budgets import least_time_ns, matmul_flops, sent_bytes, splitting
 from traceflow.errors import TraceflowError
 from traceflow.hardware import Hardware
 from traceflow.program.shape import shape_bytes
-from traceflow.result import Finding, Json, Note, Skipped
+from traceflow.result import Finding, Json, Note, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,7 +88,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitComparison:
+class SplitComparison(Shown):
     """Plan A against plan B."""
 
     kind: ClassVar[str] = "plan-compare"

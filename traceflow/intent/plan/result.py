@@ -16,14 +16,14 @@ from traceflow.intent.plan.problems import Problem, problems
 from traceflow.intent.plan.shapes import Shape, local_shapes
 from traceflow.intent.plan.tokens import Tokens, count_tokens
 from traceflow.intent.plan.weights import Weight, weights
-from traceflow.result import Finding, Json, Note, Provenance, Skipped
+from traceflow.result import Finding, Json, Note, Provenance, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class Plan(Shown):
     """A parallel plan for a model and a batch, worked out; what cannot be told is None or empty, and in `skipped`."""
 
     kind: ClassVar[str] = "plan"
