@@ -170,13 +170,24 @@ def test_what_the_author_states_of_an_argument_is_held_against_it() -> None:
     assert [(f.code, f.evidence["array"]) for f in result.findings] == [("TF245", "w1"), ("TF245", "w2")]
 
 
+def test_an_axis_that_no_mesh_has_is_refused() -> None:
+    program = compiled(CASES["tensor_parallel_layers"])
+    for stated in (intent(batch="dta"), intent(params={"w*": "P('dta')"}), intent(activations={"*": "P(None, 'dta')"})):
+        with pytest.raises(TraceflowError, match=r"TF142.*'dta': the mesh has data, model"):
+            sharding(program, stated)
+
+
 def test_without_stages_nothing_is_guessed() -> None:
     whole = compiled(CASES["data_parallel_gradient"])
     result = sharding(Compilation(whole.name, compiled=whole.compiled))
     assert result.findings == ()
     assert result.redundancy_ratio is None
     assert [row.expected for row in result.collectives] == [None]
-    assert result.skipped[0].what == "/result/redundancy_ratio"
+    assert [skipped.what for skipped in result.skipped] == [
+        "/result/redundancy_ratio",
+        "/result/collectives/*/expected",
+    ]
+    assert "of 1 of 1: " in result.skipped[1].reason
 
 
 def test_a_gather_is_taken_for_that_of_full_sharding_where_its_product_is_not_known_but_the_batch_is() -> None:

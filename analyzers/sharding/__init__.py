@@ -31,6 +31,7 @@ from traceflow.analyzers.sharding.replication import redundancy, replicated_work
 from traceflow.analyzers.sharding.reshards import rematerialisations, unasked_reshards
 from traceflow.analyzers.sharding.result import ArrayRow, CollectiveRow, Sharding
 from traceflow.analyzers.sharding.shards import misplaced_arrays, uneven_shards
+from traceflow.errors import TraceflowError
 from traceflow.intent.intent import Intent
 from traceflow.program.compilation import Compilation
 from traceflow.program.module import HloModule
@@ -38,6 +39,8 @@ from traceflow.result import Finding, Json, Provenance, Skipped
 from traceflow.trace.model import Trace
 
 __all__ = ["ArrayRow", "CollectiveRow", "Sharding", "sharding"]
+
+_NOTHING = "there is no compiled program, and no audit by traceflow.collectors.torch_sharding"
 
 
 def sharding(
@@ -59,6 +62,9 @@ def sharding(
     Returns:
         Arrays, collectives and findings of all programs; the redundancy is that of the heaviest of them.
 
+    Raises:
+        TraceflowError: TF142 where the intent names an axis that no mesh of the programs has.
+
     Example:
         >>> from traceflow.program.compilation import Compilation
         >>> sharding(Compilation("jit_f")).findings
@@ -66,21 +72,51 @@ def sharding(
     """
     programs = [compilations] if isinstance(compilations, Compilation) else list(compilations)
     parts = [Partitioning(program, intent or Intent()) for program in programs]
+    _refuse_unknown_axes(parts, intent or Intent())
     told = [tuple(_found(p)) for p in parts]
     measured = Measured(trace, path)
     ranked = sorted(((redundancy(p), p) for p in parts), key=lambda pair: -pair[0].flops)
     heaviest = ranked[0][0] if ranked else None
     ratio = heaviest.ratio if heaviest else None
-    reason = heaviest.reason if heaviest else "there is no program"
+    reason = heaviest.reason if heaviest else _NOTHING
+    collectives = tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found, measured))
     return Sharding(
         mesh=next((p.mesh for _, p in ranked if p.mesh is not None), None),
         arrays=tuple(row for p in parts for row in array_rows(p)),
-        collectives=tuple(row for p, found in zip(parts, told, strict=True) for row in _rows(p, found, measured)),
+        collectives=collectives,
         redundancy_ratio=ratio,
         redundancy_reason=reason,
         findings=tuple(_finding(p, one, measured) for p, found in zip(parts, told, strict=True) for one in found),
-        skipped=(Skipped("/result/redundancy_ratio", reason),) if ratio is None else (),
+        skipped=(
+            *((Skipped("/result/redundancy_ratio", reason),) if ratio is None else ()),
+            *_unjudged(parts, collectives),
+        ),
     )
+
+
+def _refuse_unknown_axes(parts: Sequence[Partitioning], intent: Intent) -> None:
+    """A misspelt axis would be a mismatch everywhere, and none that can be mended."""
+    meshes = [p.mesh for p in parts if p.mesh is not None]
+    known = {axis for mesh in meshes for axis in mesh.axes}
+    specs = (*intent.params.values(), *intent.activations.values())
+    for axis in (*(intent.batch or ()), *(axis for spec in specs for axis in spec.axes)):
+        if meshes and axis.partition(":")[0] not in known:
+            told = ", ".join(dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)) or "none"
+            raise TraceflowError(
+                "TF142", f"no axis {axis!r}", f"the mesh has {told}", "name one of these, or state the mesh"
+            )
+
+
+def _unjudged(parts: Sequence[Partitioning], collectives: Sequence[CollectiveRow]) -> Iterator[Skipped]:
+    """Why nothing is said of whether collectives are expected."""
+    without = {p.compilation.name for p in parts if p.compilation.propagated is None}
+    unknown = sum(row.expected is None and row.program in without for row in collectives)
+    if unknown:
+        yield Skipped(
+            "/result/collectives/*/expected",
+            f"of {unknown} of {len(collectives)}: how the compiler laid arrays out was not kept; record with "
+            "xla_dump=True or --xla-dump, or audit with compile_only",
+        )
 
 
 def _rows(p: Partitioning, found: Sequence[Found], measured: Measured) -> Iterator[CollectiveRow]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.text import Text
 
 from traceflow.report.tables import Rows, heading, left_out
-from traceflow.report.units import UNKNOWN, duration_text, size_text
+from traceflow.report.units import UNKNOWN, size_text, unit_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -62,18 +62,19 @@ def _collectives(collectives: Sequence[Row], top: int) -> Iterator[RenderableTyp
     if not collectives:
         return
     ordered = sorted(collectives, key=lambda c: (c["expected"] is not False, -(c["bytes"] or 0)))
+    unit = unit_for(c["time_ns"] for c in ordered[:top])
     rows = [
         (
             _EXPECTED[c["expected"]],
             UNKNOWN if c["mesh_axes"] is None else "x".join(c["mesh_axes"]) or "none",
             size_text(c["bytes"]),
-            UNKNOWN if c["time_ns"] is None else duration_text(c["time_ns"]),
+            unit.text(c["time_ns"]),
             _named(_what(c), c["source"]),
         )
         for c in ordered[:top]
     ]
-    yield heading("Collectives (sent by each device; time of all devices), those that are not expected first")
-    yield Rows(("expected", "axes", "sends", "time", "name"), rows)
+    yield heading(f"Collectives (sent by each device; {unit.name} of all devices), those that are not expected first")
+    yield Rows(("expected", "axes", "sends", "took", "name"), rows)
     yield from left_out(collectives, top, "others")
 
 
