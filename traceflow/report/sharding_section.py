@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
 from typing import Any, TypeAlias
 
 from traceflow.intent.mesh import Mesh
 from traceflow.report.definitions import DEFINITIONS
-from traceflow.report.grid import Column, Grid, names, sizes, times, words
+from traceflow.report.grid import Column, Grid, names, prose, sizes, times, words
+from traceflow.report.joined import written_at
 from traceflow.report.mesh_picture import MeshPicture, mesh_pictures
 from traceflow.report.sections import left_out
 from traceflow.result import Finding, Provenance
@@ -114,9 +116,9 @@ def _collectives(collectives: Sequence[Row]) -> Iterator[Grid]:
             words("expected", [_EXPECTED[c["expected"]] for c in shown]),
             _derived(sizes("sends", [c["bytes"] for c in shown], absent=_NO_SIZE)),
             *_executed(shown),
-            names("assembles", [_text(c["assembles"]) for c in shown]),
-            names("written as", [c["scope"] for c in shown]),
-            names("source line", [c["source"] for c in shown]),
+            prose("assembles", [_text(c["assembles"]) for c in shown]),
+            prose("written as", [written_at({"scope": c["scope"]}) for c in shown]),
+            prose("source line", ["/".join(PurePosixPath(c["source"] or "").parts[-2:]) for c in shown]),
         ),
         left_out(len(ordered), len(shown), "collectives"),
     )
