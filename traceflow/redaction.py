@@ -47,9 +47,9 @@ class Redaction:
 
     Example:
         >>> hide = Redaction(["node17.example.org"], ["ada"])
-        >>> hide.text("/home/ada/model/train.py:12 on node17")
+        >>> hide.text("/srv/ada/model/train.py:12 on node17")
         '…/train.py:12 on host0'
-        >>> hide.text("/home/ada/v/lib/python3.11/site-packages/jax/_src/pjit.py:250")
+        >>> hide.text("/srv/ada/v/lib/python3.11/site-packages/jax/_src/pjit.py:250")
         '…/site-packages/jax/_src/pjit.py:250'
     """
 
