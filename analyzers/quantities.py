@@ -18,13 +18,15 @@ from traceflow.schemas import KINDS, schema
 _NUMBERS = {"integer", "number", "boolean"}
 _SHORT = {"step_ns": ("summary", "steady_state", "median_ns")}
 _NO_QUESTION = (
+    "all",
     "what-if",
     "savings",
     "diff",
     "check",
     "plan",
+    "plan-check",
     "plan-compare",
-)  # asked of more than one input, or told more
+)  # asked of more than one input, or told more, or made of the others
 _DETAILS = {("moe", "calls"), ("communication", "by_purpose")}  # other tables in parts or sums: meant where named
 _LEFT_OUT = {"by_kind_ns"}  # objects that leave out what is zero
 _ANY = "*"  # a key that the data name, such as a kind of work

@@ -486,7 +486,7 @@ def test_a_plan_is_given_on_the_command_line(tmp_path: Path, capsys: pytest.Capt
     assert "EP: token dispatch" not in asked(capsys, "show", "communication", str(tmp_path))
 
 
-@pytest.mark.parametrize("text", ["nothing", "world=a", "size=4", "world=4,ep"])
+@pytest.mark.parametrize("text", ["nothing", "world=a", "world=²", f"world={'9' * 5000}", "size=4", "world=4,ep"])
 def test_what_is_no_plan_is_refused(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["show", "communication", str(tmp_path), "--plan", text]) == 2
     assert "--plan" in capsys.readouterr().err

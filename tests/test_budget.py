@@ -304,9 +304,10 @@ class TestOutput:
         product = next(row for row in result["operations"] if row["name"] == "aten::mm")
         assert (product["compute_bound_ns"], product["memory_bound_ns"]) == (128, 448)
         assert result["hardware"]["name"] == "mine"
-        (tmp_path / "pyproject.toml").write_text(settings.replace("5e8", "-1"))
-        assert main(ask) == 1
-        assert "TF112" in capsys.readouterr().err
+        for wrong in ("-1", "inf", "nan", "1e-300", "9" * 5000, "[" * 5000 + "]" * 5000):
+            (tmp_path / "pyproject.toml").write_text(settings.replace("5e8", wrong))
+            assert main(ask) == 1
+            assert "TF112" in capsys.readouterr().err
 
     def test_text_says_what_is_unknown(self, tmp_path: Path) -> None:
         run = opened(tmp_path, multiplied())

@@ -110,8 +110,9 @@ def test_a_field_from_a_later_release_is_ignored(tmp_path: Path) -> None:
         (b'{"schema_version": 1}', "TF103"),
         (b'\xff\xfe{"schema_version": 1}', "TF103"),
         (b'{"schema_version": 2, "steps": "elsewhere"}', "TF107"),
+        (b"[" * 5000, "TF103"),
     ],
-    ids=["empty", "truncated", "mistyped", "fields-missing", "not-utf8", "later-schema"],
+    ids=["empty", "truncated", "mistyped", "fields-missing", "not-utf8", "later-schema", "nested"],
 )
 def test_a_manifest_that_cannot_be_read_is_refused_when_asked_for(tmp_path: Path, content: bytes, code: str) -> None:
     (tmp_path / MANIFEST).write_bytes(content)

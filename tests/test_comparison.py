@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged import DAMAGED
 from handmade import Builder, steps
 from hypothesis import given
 from hypothesis import strategies as st
@@ -190,6 +191,13 @@ def test_outputs_are_read_from_the_files_of_all_ranks(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"no archive", b"PK\x03\x04 cut short"])
 def test_damaged_outputs_are_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "rank00000.outputs.npz").write_bytes(content)
+    with pytest.raises(TraceflowError, match="TF103"):
+        recorded_outputs(tmp_path)
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=["packed", "huge", "single"])
+def test_outputs_that_cannot_be_unpacked_or_held_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "rank00000.outputs.npz").write_bytes(content)
     with pytest.raises(TraceflowError, match="TF103"):
         recorded_outputs(tmp_path)

@@ -86,6 +86,9 @@ def test_what_an_expression_means(text: str, answer: object) -> None:
         ("exposed_share < 5 ms", 14, "a number and a time"),
         ("step_ns + peak_bytes < 5", 8, "a time and a size"),
         ("a < 1e999", 4, "too large"),
+        ("a < 1e300 TB", 4, "too large"),  # in bytes
+        ("a < 1__0", 5, "too much"),
+        ("a < 1" + " + 1" * 3000, 1201, "too long"),
         ("__import__('os').system('true') < 1", 11, "means nothing"),
         ("(lambda: 1)() < 2", 7, "means nothing"),
         ("a[0] < 2", 1, "means nothing"),

@@ -297,7 +297,9 @@ def test_a_trace_without_gloo_stays_as_it_is(tmp_path: Path) -> None:
     assert with_recording_beside(trace, file) is trace
 
 
-@pytest.mark.parametrize("dump", [b"", b"{", b"[]", b'{"entries": [{"profiling_name": 3}]}', b'{"entries": 7}'])
+@pytest.mark.parametrize(
+    "dump", [b"", b"{", b"[]", b"[" * 5000, b'{"entries": [{"profiling_name": 3}]}', b'{"entries": 7}']
+)
 def test_a_damaged_dump_is_noted(tmp_path: Path, dump: bytes) -> None:
     file = written(tmp_path, [executed("all_reduce", 60, 30)], [])
     (tmp_path / "rank00002.flight_recorder.json").write_bytes(dump)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -16,13 +17,14 @@ from test_comparison import kineto
 
 import traceflow as tf
 from traceflow.analyzers.gate import read_requirement
-from traceflow.analyzers.quantities import path_of
+from traceflow.analyzers.quantities import _paths, path_of
 from traceflow.asking import check
 from traceflow.cli import main
 from traceflow.errors import TraceflowError
 from traceflow.expression import ExpressionError
 from traceflow.pytest_plugin import Checked
 from traceflow.report.gates import gates_as_junit, gates_as_markdown
+from traceflow.run import Run
 
 Capture = pytest.CaptureFixture[str]
 
@@ -59,7 +61,23 @@ def test_a_name_in_several_results_needs_a_prefix() -> None:
     assert str(path_of("budget.total.payload_bytes")) == "budget.total.payload_bytes"
 
 
-@pytest.mark.parametrize("name", ["exposed_shar", "by_kind_ns.comptue", "weather.exposed_share", "claims.verdict"])
+def test_every_figure_is_of_a_question_that_needs_no_more_than_a_run() -> None:
+    for kind in {path.kind for path in _paths()}:
+        ask = signature(getattr(Run, kind.replace("-", "_")))
+        assert [name for name, one in ask.parameters.items() if one.default is one.empty] == ["self"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "exposed_shar",
+        "by_kind_ns.comptue",
+        "weather.exposed_share",
+        "claims.verdict",
+        "all.skipped",
+        "plan_check.groups",
+    ],
+)
 def test_a_name_that_no_output_has_is_refused(name: str) -> None:
     with pytest.raises(TraceflowError, match="no figure is called so"):
         path_of(name)

@@ -127,6 +127,7 @@ def test_a_command_line_that_says_too_little(words: str, complaint: str, capsys:
     ("words", "code"),
     [
         ("--world 100 --tp 8", "TF148"),
+        ("--world 99999999999999999999", "TF148"),
         ("--world 8 --order tp-pp", "TF148"),
         ("--world 8 --preset moe-jax --next-ep 3", "TF148"),
         ("--preset moe-jax --dispatcher pigeon", "TF149"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from damaged import DAMAGED
 
 import traceflow as tf
 from traceflow.errors import TraceflowError
@@ -136,6 +137,14 @@ def test_a_damaged_record_is_refused(tmp_path: Path, damage: Callable[[Path], ob
     damage(write(tmp_path, 0, call([1, 2, 3, 4])))
     with pytest.raises(TraceflowError, match="TF103"):
         read_routing(sorted(tmp_path.iterdir()))
+
+
+@pytest.mark.parametrize("content", DAMAGED, ids=["packed", "huge", "single"])
+@pytest.mark.parametrize("name", ["rank00000.routing.npz", "rank00000.combine.npz"])
+def test_a_record_that_cannot_be_unpacked_or_held_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(TraceflowError, match="TF103"):
+        read_routing([tmp_path / name])
 
 
 def test_what_a_program_attached_under_the_name_is_passed_over(tmp_path: Path) -> None:

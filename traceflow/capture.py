@@ -167,7 +167,7 @@ def _decoded(file: Path) -> Manifest:
         schema_version = msgspec.json.decode(content, type=_Versioned).schema_version
         if schema_version <= SCHEMA_VERSION:
             return msgspec.json.decode(content, type=Manifest)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error
     why = f"its schema version {schema_version} is later than {SCHEMA_VERSION}"
     raise TraceflowError("TF107", f"cannot read {file}", why, "update traceflow")

@@ -29,11 +29,12 @@ _UNITS: dict[str, tuple[float, str]] = {
 }
 _SUFFIXES = {"_ns": "time", "_bytes": "size", "_share": "number", "_ratio": "number"}
 _TOKEN = re.compile(
-    r"\s*(?:(?P<number>(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:\s*(?P<unit>%|[A-Za-z]+))?"
+    r"\s*(?:(?P<number>(?:\d+(?:_\d+)*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)(?:\s*(?P<unit>%|[A-Za-z]+))?"
     r"|(?P<name>[A-Za-z_]\w*(?:\.\w+)*)|(?P<sign>[<>=!]=|[<>=]|[-+*/()]))"
 )
 _COMPARISONS = ("<", "<=", ">", ">=", "==", "!=")
 _DEEPEST = 20  # parentheses
+_LONGEST = 600  # names, numbers and signs: a chain of operations is walked as deep as it is long
 
 
 class ExpressionError(TraceflowError):
@@ -256,6 +257,8 @@ class _Parser:
             if (unit := found["unit"]) is not None and unit not in _UNITS:
                 raise self._mistake(found.start("unit"), f"there is no unit {unit}", f"units are {' '.join(_UNITS)}")
             at = found.end()
+            if len(tokens) > _LONGEST:
+                raise self._mistake(at, "it is too long", f"use at most {_LONGEST} names, numbers and signs")
         return [*tokens, _Token("end", "", None, end)]
 
     @property
@@ -304,13 +307,11 @@ class _Parser:
         return node
 
     def _number(self, token: _Token) -> Number:
+        factor, dimension = _UNITS[token.unit] if token.unit else (1, None)
         value: float = float(token.text)
-        if not math.isfinite(value):
+        if not math.isfinite(value * factor):
             raise self._mistake(token.at, "it is too large a number", "use another unit")
         exact = int(token.text) if token.text.replace("_", "").isdigit() else value
-        if token.unit is None:
-            return Number(exact, None, token.at)
-        factor, dimension = _UNITS[token.unit]
         return Number(exact * factor, dimension, token.at)
 
     def _quantity(self, token: _Token) -> Quantity:

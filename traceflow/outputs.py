@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,17 @@ from numpy.typing import NDArray
 from traceflow.errors import TraceflowError
 
 NAME = "outputs.npz"
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    RuntimeError,  # encrypted
+    MemoryError,  # a shape that cannot be
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _FILE = re.compile(rf"rank(\d+)\.{re.escape(NAME)}")
 
 
@@ -47,5 +59,5 @@ def _read(file: Path) -> dict[str, NDArray[Any]]:
     try:
         with file.open("rb") as content, NpzFile(content, allow_pickle=False) as stored:
             return {name: stored[name] for name in stored.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except _UNREADABLE as error:
         raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -124,7 +125,7 @@ def plan_named(text: str) -> Plan:
         return planned({}, text)
     pairs = [part.partition("=") for part in text.split(",")]
     sizes = {field.name for field in fields(PlanOptions) if str(field.type).startswith("Annotated[int")}
-    if wrong := [name for name, _, value in pairs if name not in sizes or not value.isdigit()]:
+    if wrong := [name for name, _, value in pairs if name not in sizes or not re.fullmatch(r"\d{1,18}", value)]:
         raise typer.BadParameter(f"no size {wrong[0]!r}; say world=N,ep=N and the like", param_hint="--plan")
     return planned({name: int(value) for name, _, value in pairs}, None)
 

@@ -54,7 +54,7 @@ def _strings(key: str) -> list[str]:
     return listed
 
 
-_Rate = Annotated[float, msgspec.Meta(gt=0)]
+_Rate = Annotated[float, msgspec.Meta(ge=1, le=1e24)]  # beyond these, times would be no numbers
 
 
 class _Described(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ def _settings() -> dict[str, Any]:
             settings = tomllib.load(file)
     except FileNotFoundError:
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
+    except (ValueError, RecursionError, OSError) as error:  # no TOML, no text, too many digits, or nested too deeply
         raise _unusable(str(error)) from error
     tool = settings.get("tool")
     own = tool.get("traceflow") if isinstance(tool, dict) else None

@@ -47,7 +47,7 @@ def read_intent(path: Path) -> Intent:
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path}", why, "check the path") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, msgspec.ValidationError) as error:
+    except (ValueError, RecursionError, msgspec.ValidationError) as error:
         hint = "it may have batch, expect, mesh, params and activations"
         raise TraceflowError("TF147", f"no intent in {path}", str(error), hint) from error
     return intent(

@@ -15,6 +15,7 @@ from __future__ import annotations
 import io
 import re
 import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -36,7 +37,17 @@ ABSENT = -1
 LISTS = ("tokens_per_expert", "dropped", "expert_rows", "sent", "received", "ep_group", "etp_group")
 _FILE = re.compile(r"rank(\d+)\.routing\.npz")
 _COMBINE = re.compile(r"rank(\d+)\.combine.*\.npz")
-_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
+_UNREADABLE = (
+    OSError,
+    EOFError,
+    ValueError,
+    TypeError,
+    LookupError,
+    RuntimeError,  # encrypted
+    MemoryError,  # a shape that cannot be
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +202,7 @@ def _combine(file: Path, rank: int) -> CombineValues | None:
         fits = len(found.returned) == len(found.token) == len(found.choice) and len(found.combined) == tokens
         if not fits or ((found.token >= tokens) | (found.choice >= choices) | (found.token < 0)).any():
             raise ValueError("its arrays do not belong together")
-    except (*_UNREADABLE, TypeError) as error:
+    except _UNREADABLE as error:
         raise _damaged(file, error) from error
     return found
 

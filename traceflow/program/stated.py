@@ -56,7 +56,7 @@ def read_stated(folder: Path) -> tuple[Stated, ...]:
             said = msgspec.json.decode(file.read_bytes())
             if module and not said["problem"]:
                 found.append(_stated(said, module[1]))
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError):
+        except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError):
             continue
     return tuple(found)
 

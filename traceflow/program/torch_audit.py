@@ -183,7 +183,7 @@ def read_torch_audit(path: Path) -> TorchAudit:
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path}", why, "check the path") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TraceflowError("TF103", f"cannot read {path}", str(error), "audit again, or delete it") from error
 
 

@@ -114,7 +114,7 @@ def _read(dump: bytes | Mapping[str, Json]) -> tuple[list[Group], list[Record]]:
         names = list(dict.fromkeys(name for name in (*used, *configured) if name))
         records = [_record(entry, names.index(entry["process_group"][0])) for entry in entries]
         return [_group(name, configured.get(name, {})) for name in names], records
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError):
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
         return [], []
 
 

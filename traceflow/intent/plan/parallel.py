@@ -24,6 +24,9 @@ from traceflow.errors import TraceflowError
 from traceflow.program.replica_groups import Groups
 
 DEFAULT_ORDER = "tp-gtp-cp-ep-dp-pp"
+MOST_RANKS = 1 << 18
+"""Each rank is a member of a dozen groups, which are all listed."""
+
 _GROUPS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "TP": ("dense", ("tp",)),
     "GTP": ("dense", ("gtp",)),
@@ -78,6 +81,8 @@ class ParallelPlan:
         sizes = {name: getattr(self, name) for name in _SIZES}
         if wrong := [name for name, size in sizes.items() if size < 1]:
             raise _no_plan(f"{wrong[0]} of {sizes[wrong[0]]}", "give sizes of at least 1")
+        if self.world > MOST_RANKS:
+            raise _no_plan(f"world of {self.world}", f"give at most {MOST_RANKS} ranks")
         for view, size in (("tp x gtp x cp", self.tp * self.gtp * self.cp), ("etp x egtp x ep", self._expert_size())):
             if self.world % (self.pp * size):
                 what = f"{self.world} ranks are no multiple of pp x {view} = {self.pp * size}"
