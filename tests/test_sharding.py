@@ -177,6 +177,16 @@ def test_an_axis_that_no_mesh_has_is_refused() -> None:
             sharding(program, stated)
 
 
+def test_a_program_without_a_mesh_has_no_batch_beside_one_with_a_mesh() -> None:
+    import jax
+
+    helper = compile_only(jax.jit(lambda key: key * 2.0), jax.ShapeDtypeStruct((64, 64), jax.numpy.float32))
+    step = compiled(CASES["tensor_parallel_layers"])
+    stated = intent(batch="data")
+    assert [f.code for f in sharding(helper, stated).findings] == ["TF233"]
+    assert "TF233" not in {f.code for f in sharding([helper, step], stated).findings}
+
+
 def test_without_stages_nothing_is_guessed() -> None:
     whole = compiled(CASES["data_parallel_gradient"])
     result = sharding(Compilation(whole.name, compiled=whole.compiled))

@@ -9,6 +9,7 @@ instruction, its source line, what it moves and, with a trace, what it cost.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from traceflow.analyzers.critical_path import CriticalPath
 from traceflow.analyzers.sharding.arrays import array_rows
@@ -71,7 +72,7 @@ def sharding(
         ()
     """
     programs = [compilations] if isinstance(compilations, Compilation) else list(compilations)
-    parts = [Partitioning(program, intent or Intent()) for program in programs]
+    parts = _parts(programs, intent or Intent())
     _refuse_unknown_axes(parts, intent or Intent())
     told = [tuple(_found(p)) for p in parts]
     measured = Measured(trace, path)
@@ -92,6 +93,15 @@ def sharding(
             *_unjudged(parts, collectives),
         ),
     )
+
+
+def _parts(programs: Sequence[Compilation], intent: Intent) -> list[Partitioning]:
+    """Programs with their intent; beside some on a mesh, those that name none, such as a random key's, have no batch."""
+    parts = [Partitioning(program, intent) for program in programs]
+    if not any(p.names_mesh for p in parts):
+        return parts
+    unbatched = replace(intent, batch=None)
+    return [p if p.names_mesh else Partitioning(p.compilation, unbatched) for p in parts]
 
 
 def _refuse_unknown_axes(parts: Sequence[Partitioning], intent: Intent) -> None:

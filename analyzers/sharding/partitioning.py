@@ -48,6 +48,7 @@ class Partitioning:
         self.compilation = compilation
         said = written_intent(compilation.written) if compilation.written else Intent()
         self.intent = said | intent
+        self.names_mesh = said.mesh is not None
         self._specs: dict[tuple[str | None, int], Spec | None] = {}  # by sharding and rank: few are different
 
     @property
