@@ -1,4 +1,4 @@
-"""Audit of a PyTorch program's sharding: one step under watch, on any backend, gloo on CPUs included.
+"""Audit of a PyTorch program's sharding: one step under watch, on any backend, gloo on CPUs included::
 
     with audit(model, plan=plan) as audited:
         model(x).sum().backward()

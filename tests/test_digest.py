@@ -173,6 +173,16 @@ def test_a_digest_is_small_whatever_it_is_of(says: dict[str, Json], many: int, n
     assert len(result.findings) + left_out["findings"].get("TF201", 0) == many
 
 
+def test_wide_tables_of_every_question_give_way() -> None:
+    row: Json = {f"text_{column}": "x" * 300 for column in range(6)}
+    says: dict[str, Json] = {"makespan_ns": 1, **{f"table_{i}": [row] * 100 for i in range(5)}}
+    result = digest({f"question_{i}": answering(Answered(says)) for i in range(12)})
+    assert len(dumps(envelope(result, on_a_device())).encode()) < LIMIT_BYTES
+    said = figures(result, "question_11")
+    assert said["figures"]["makespan_ns"] == 1
+    assert {len(said["figures"][f"table_{i}"]) + said["left_out"][f"/table_{i}"] for i in range(5)} == {100}
+
+
 @pytest.mark.skipif(not CASES.exists(), reason="no cases beside the checkout")
 @pytest.mark.parametrize("case", ["moe_hot_rank", "pipeline", "clocks_no_link"])
 def test_a_case_is_digested_within_its_limit(case: str) -> None:
