@@ -1,8 +1,10 @@
-"""Audit of a PyTorch program's sharding: one step under watch, on any backend, gloo on CPUs included::
+"""Audit of a PyTorch program's sharding: one step under watch, on any backend, gloo on CPUs included.
+
+Each process does this::
 
     with audit(model, plan=plan) as audited:
         model(x).sum().backward()
-    audited.save("runs/audit")  # in each process; then: traceflow show sharding runs/audit
+    audited.save("runs/audit")  # then: traceflow show sharding runs/audit
 
 Nothing is sent between the processes for the audit, so that it cannot make a program wait. The step computes what it
 always does; it is slower, because values that ranks claim to hold alike are hashed.
