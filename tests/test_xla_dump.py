@@ -107,7 +107,7 @@ def test_a_recording_keeps_what_xla_dumps_until_it_ends(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("before", "flags", "why"),
     [
-        ("jax.devices()", None, "JAX had initialised XLA before"),
+        ("jax.devices()", None, "JAX had initialised XLA before: enter tf.record earlier, or use traceflow run"),
         ("", "--xla_dump_to=mine", "XLA_FLAGS has an xla_dump_to of its own"),
     ],
 )
