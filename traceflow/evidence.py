@@ -88,7 +88,7 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     given, patterns = Path(path), usable(communication)
     read_one = partial(_read_one, communication=patterns, beside={})
     try:
-        if given.is_file() and is_operation_table(given) and not _format_of(given):
+        if given.is_file() and is_operation_table(given) and _format_of(given) is not _Format.NSIGHT_JAX:
             return _operations(given)
         if given.is_file() and (
             is_program(given) or looks_like_hlo_text((_head(given) or b"").decode(errors="replace"))
