@@ -35,23 +35,23 @@ SCOPES = {
 SCOPES |= {backward(name) for name in SCOPES}
 
 # What one process does in a step, from the description of the workload in `moe_torch_layers`.
-TOKENS = {
+TOKENS: dict[Told, int] = {
     ("EP", "token dispatch", "forward", "all-to-all"): 2,  # rows and gates
     ("EP", "combine", "forward", "all-to-all"): 1,
     ("EP", "combine", "backward", "all-to-all"): 1,
     ("EP", "token dispatch", "backward", "all-to-all"): 2,
 }
-DENSE = {
+DENSE: dict[Told, int] = {
     ("DP", "router statistics", "forward", "all-reduce"): 1,  # loads and probabilities
     ("DP", "dense gradient reduction", "update", "all-reduce"): 1,
 }
-OVER_ETP = {
+OVER_ETP: dict[Told, int] = {
     ("ETP", "ETP gather", "forward", "all-gather"): 2,
     ("ETP", "ETP scatter", "forward", "reduce-scatter"): 1,
     ("ETP", "ETP scatter", "backward", "all-gather"): 1,
     ("ETP", "ETP gather", "backward", "reduce-scatter"): 2,
 }
-EXPERTS = {("EDP", "expert gradient reduction", "update", "all-reduce"): 1}
+EXPERTS: dict[Told, int] = {("EDP", "expert gradient reduction", "update", "all-reduce"): 1}
 COUNTS = ("router statistics", "forward", "all-gather")
 STEP: dict[str, dict[Told, int]] = {
     "ep2_edp2": {**TOKENS, **DENSE, **EXPERTS, ("EP", *COUNTS): 1},

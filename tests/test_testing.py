@@ -34,5 +34,5 @@ def test_one_that_is_not_fails_with_one_line_for_each_finding() -> None:
 def test_what_is_stated_beside_the_program_counts() -> None:
     step, arguments = CASES["tensor_parallel_layers"].build()
     assert_sharding(step, *arguments, intent=intent(expect=["all-reduce(model)"]))
-    with pytest.raises(AssertionError, match="TF246 .*all-reduce"):
+    with pytest.raises(AssertionError, match=r"TF246 .*all-reduce"):
         assert_sharding(step, *arguments, intent=intent(expect=["reduce-scatter(model)"]))
