@@ -130,8 +130,9 @@ def test_a_folder_without_a_record_has_none(tmp_path: Path) -> None:
         lambda file: np.savez(file, **{**stored(file), "sources": np.array([0]), "experts": np.array([0])}),
         lambda file: np.savez(file, **{**stored(file), "dispatcher": np.array([9])}),
         lambda file: np.savez(file, **{**stored(file), "dropped_ends": np.array([-3])}),
+        lambda file: np.savez(file, **{**stored(file), "step": np.array([np.nan])}),
     ],
-    ids=["cut", "empty", "columns", "counts", "lengths", "ranks", "no sources", "dispatcher", "backwards"],
+    ids=["cut", "empty", "columns", "counts", "lengths", "ranks", "no sources", "dispatcher", "backwards", "fractions"],
 )
 def test_a_damaged_record_is_refused(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     damage(write(tmp_path, 0, call([1, 2, 3, 4])))

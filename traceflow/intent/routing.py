@@ -189,13 +189,22 @@ def _arrays(file: Path) -> dict[str, NDArray[Any]]:
         return {name: stored[name] for name in stored.files}
 
 
+def _integers(values: NDArray[Any]) -> Int64:
+    """Numbers as they are: no fractions, and none of the numbers that are not any.
+
+    Raises:
+        TypeError: where they are no integers.
+    """
+    return values.astype(np.int64, casting="same_kind")
+
+
 def _combine(file: Path, rank: int) -> CombineValues | None:
     try:
         arrays = _arrays(file)
         if "returned" not in arrays:
             return None
         returned, gates, combined = (arrays[name].astype(np.float64) for name in ("returned", "gates", "combined"))
-        token, choice = (arrays[name].astype(np.int64) for name in ("token", "choice"))
+        token, choice = (_integers(arrays[name]) for name in ("token", "choice"))
         layer, weighted = int(arrays["layer"]), bool(arrays["weighted"])
         found = CombineValues(rank, layer, returned, token, choice, gates, combined, weighted)
         tokens, choices = found.gates.shape
@@ -214,8 +223,8 @@ def _read(file: Path, rank: int) -> _Process | None:
             return None
         if arrays["version"] > _VERSION:
             raise TraceflowError("TF107", f"cannot read {file}", "a later traceflow wrote it", "update traceflow")
-        columns = {name: arrays[name].astype(np.int64) for name in _COLUMNS}
-        lists = {name: (arrays[name].astype(np.int64), arrays[f"{name}_ends"].astype(np.int64)) for name in LISTS}
+        columns = {name: _integers(arrays[name]) for name in _COLUMNS}
+        lists = {name: (_integers(arrays[name]), _integers(arrays[f"{name}_ends"])) for name in LISTS}
         process = _Process(rank, columns, lists, int(arrays["overwritten"]))
         _check(process)
     except _UNREADABLE as error:
