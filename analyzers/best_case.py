@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Hypothesis, Scale, apply
+from traceflow.analyzers.critical_path import unordered_streams
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.what_if import Prediction, predict
 from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, SliceKind
@@ -73,9 +74,10 @@ def best_cases(
     quick = apply(trace, graph, [Scale(LAUNCH, 0)])
     quick = replace(quick, work_ns=np.where(_launching(trace, found, graph), 0, quick.work_ns))
     even = replace(apply(trace, graph, []), work_ns=_balanced(trace, found, graph))
+    unordered = next((skipped.reason for skipped in unordered_streams(trace)), None)
     whole = f"{unsplit} communication calls stay whole: who takes part in them is unknown" if unsplit else None
     supposed: tuple[tuple[str, str, Hypothesis, str | None], ...] = (
-        ("no communication", "communication takes no time, and nobody waits for anybody", silent, None),
+        ("no communication", "communication takes no time, and nobody waits for anybody", silent, unordered),
         ("perfect balance", "before each collective, all of its participants compute equally long", even, whole),
         ("no launch overhead", "launch calls take no time, and device work starts with its call", quick, None),
     )

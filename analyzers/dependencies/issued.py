@@ -12,6 +12,7 @@ from traceflow.graph import EdgeKind, Edges, Float64, SliceKind
 from traceflow.trace.model import ABSENT, Bool, Int64, Rows, Trace
 
 _ONLY_WORK = ("aten::", "c10d::")  # operators that compute, or issue and return
+_LATE = 10  # one part in so many of a collective's length, its end may be recorded too late
 
 
 def issued(trace: Trace, matches: Matches, cut: Cut) -> tuple[Cut, Edges]:
@@ -138,7 +139,8 @@ def _usual_ns(cut: Cut, name: Int64, point: Int64, at: Int64) -> Float64:
 def _undisputed(trace: Trace, cut: Cut, calls: _Calls, which: Int64, at: Int64, point: Int64) -> Bool:
     """Whether all ranks that reach the end of a slice do so after the collective that it may have waited for.
 
-    The end of a slice is the k-th time, after the call, that an event of some name begins or ends on the thread.
+    The end of a collective is recorded by a thread of its own, which may be late to run: a tenth of its length is
+    allowed. The end of a slice is the k-th time, after the call, that an event of some name begins or ends on the thread.
     """
     points, agree = _Points(trace), np.ones(len(which), bool)
     for i, call in enumerate(which.tolist()):
@@ -147,7 +149,9 @@ def _undisputed(trace: Trace, cut: Cut, calls: _Calls, which: Int64, at: Int64, 
         peers = np.flatnonzero((calls.instance == calls.instance[call]) & (calls.instance != ABSENT))
         for peer in peers.tolist():
             reached_ns = points.reached(int(point[i]), int(calls.lane[peer]), int(calls.end_ns[peer]), turn)
-            agree[i] &= reached_ns is None or reached_ns >= calls.done_ns[peer]
+            if reached_ns is not None:
+                took_ns = int(calls.done_ns[peer] - trace.events.start_ns[calls.work[peer]])
+                agree[i] &= reached_ns >= calls.done_ns[peer] - took_ns // _LATE
     return agree
 
 

@@ -119,9 +119,9 @@ def _bucket(row: Payload, calls: Sequence[Attributed], plan: Plan, steps: Steps)
     if not steps or layers is None or row.bytes is None:
         reason = "the layers do not divide into stages" if steps else _NO_MARKS
         return Row(*named, row.bytes, None, None, reason)
-    totals: Counter[tuple[int, int]] = Counter()
+    totals: Counter[tuple[int, int, int]] = Counter()
     for call in calls:
-        totals[call.call.participant[0], call.call.step] += call.call.payload_bytes or 0
+        totals[*call.call.participant, call.call.step] += call.call.payload_bytes or 0
     planned = row.bytes * layers
     fits = all(planned <= total <= planned * (1 + _BESIDES) for total in totals.values())
     return Row(*named, planned, [*sorted(set(totals.values()))], fits)
