@@ -22,6 +22,13 @@ def test_an_intent(tmp_path: Path, value: str) -> None:
         read_intent(file)
 
 
+def test_a_mesh_of_more_devices_than_can_be(tmp_path: Path) -> None:
+    file = tmp_path / "intent.toml"
+    file.write_text(f"[mesh]\ndata = {10**30}\n")
+    with pytest.raises(TraceflowError, match="TF141"):
+        read_intent(file)
+
+
 @pytest.mark.parametrize("name", ["rank00000.placements.json", "rank00000.sharding_audit.json"])
 def test_an_audit(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text(DEEP)

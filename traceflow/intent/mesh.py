@@ -18,6 +18,8 @@ Axes: TypeAlias = tuple[str, ...]
 """Names of axes, major to minor. A part of an axis is written as Shardy does: ``model:(2)2`` is the part of size 2
 that lies after 2 parts."""
 
+_MOST_DEVICES = 1 << 20  # they are listed one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
@@ -46,6 +48,9 @@ class Mesh:
             TraceflowError: TF141 where a size is not positive, or the devices are too few, too many or repeated.
         """
         total = math.prod(axes.values())
+        if total > _MOST_DEVICES:
+            why, hint = f"it has more than {_MOST_DEVICES} devices", "give sizes whose product is their number"
+            raise TraceflowError("TF141", "no such mesh", why, hint)
         ids = tuple(range(total)) if devices is None else tuple(map(int, devices))
         if min(axes.values(), default=1) < 1 or len(ids) != total or len(set(ids)) != total:
             shape = " x ".join(f"{name}={size}" for name, size in axes.items())
