@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.hidden_waits import probable_waits
 from traceflow.analyzers.join import Written, written
 from traceflow.analyzers.thread_pool import waits_for_threads
 from traceflow.analyzers.window import Window, in_window
@@ -179,14 +180,14 @@ def critical_path(
     """
     window, graph = in_window(trace, found, step)
     slack_of = _slack(trace, graph) if slack else None
-    segments = segments_of(trace, graph, programs)
+    segments, unordered = segments_of(trace, graph, programs), unordered_streams(trace)
     return CriticalPath(
         window=window,
         segments=segments,
         slack=slack_of,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
-        findings=waits_for_threads(trace, segments),
-        skipped=(*_unaligned(trace), *unordered_streams(trace), *(_without_slack(slack_of) if slack_of else ())),
+        findings=(*waits_for_threads(trace, segments), *(probable_waits(trace, segments) if unordered else ())),
+        skipped=(*_unaligned(trace), *unordered, *(_without_slack(slack_of) if slack_of else ())),
         notes=found.notes,
     )
 

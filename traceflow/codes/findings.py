@@ -188,6 +188,13 @@ FINDINGS = (
         "Tell the counts of the very call, with the groups and the capacity that it uses.",
     ),
     Code(
+        "TF223",
+        "idle while communication runs",
+        "The trace holds no records of what one stream waited for on another. Much of the path is idle while the same "
+        "device communicates on another stream: work that waits for communication looks so.",
+        "Take it for exposed communication. Record with synchronisation events, where the platform offers them.",
+    ),
+    Code(
         "TF231",
         "parameter gathered in full",
         "Every device assembles all of a parameter of which it was to hold a part, and no product needs that: it costs "
