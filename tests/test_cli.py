@@ -22,7 +22,9 @@ import traceflow
 from traceflow.analyzers.summary import SteadyState
 from traceflow.cli import forms, main, progress
 from traceflow.cli.options import Options
+from traceflow.cli.output import refuse_existing
 from traceflow.cli.report import report_name
+from traceflow.errors import TraceflowError
 from traceflow.run import Run
 from traceflow.trace.model import Kind
 
@@ -520,3 +522,21 @@ def test_the_demo_records_explains_and_reports(tmp_path: Path, capsys: Capture) 
     assert "TF206" in {finding["code"] for finding in summary["findings"]}
     assert main(["demo", "-o", str(folder)]) == 1
     assert capsys.readouterr().err.startswith("error: TF110: ")
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["the file", "in the folder"])
+def test_an_input_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str], *, inside: bool) -> None:
+    trace = tmp_path / "trace.json"
+    trace.write_text('{"traceEvents": []}')
+    source = tmp_path if inside else trace
+    assert main(["show", "summary", str(source), "-o", str(trace), "-f"]) == 1
+    assert "TF110" in capsys.readouterr().err
+    assert trace.read_text() == '{"traceEvents": []}'
+
+
+def test_a_report_may_lie_in_the_folder_that_it_is_about_and_be_replaced(tmp_path: Path) -> None:
+    report = tmp_path / "report.html"
+    report.touch()
+    refuse_existing(report, str(tmp_path), force=True)
+    with pytest.raises(TraceflowError, match="TF110"):
+        refuse_existing(report, str(tmp_path), force=False)

@@ -53,7 +53,7 @@ def answer(
     Raises:
         TraceflowError: when the input cannot be read or explained, or the output not written.
     """
-    output.refuse_existing(options.output or output.STDOUT, force=options.force)
+    output.refuse_existing(options.output or output.STDOUT, source, force=options.force)
     run = opened(source, options)
     with working("explaining", options):
         document = enveloped(ask(run), run, request)

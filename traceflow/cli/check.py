@@ -49,7 +49,7 @@ def check(
         requirements = [read_requirement(text, with_baseline=baseline is not None) for text in texts]
     files = [place for place in (options.output, junit, markdown) if place]
     for place in files:
-        output.refuse_existing(place, force=options.force)
+        output.refuse_existing(place, source, *filter(None, [baseline]), force=options.force)
     run = opened(source, options)
     before = None if baseline is None else opened(baseline, options)
     with working("checking", options):

@@ -41,7 +41,7 @@ def diff(
     texts = list(claim or ())
     with mistakes_told("--claim"):
         claims = [read_claim(text) for text in texts]
-    output.refuse_existing(options.output or output.STDOUT, force=options.force)
+    output.refuse_existing(options.output or output.STDOUT, a, b, force=options.force)
     runs = opened(a, options), opened(b, options)
     with working("comparing", options):
         from traceflow.asking import diff as compare

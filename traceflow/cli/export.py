@@ -23,7 +23,7 @@ def perfetto(
 ) -> None:
     """A Perfetto trace: all ranks on one clock, the critical path with arrows, collectives split, counters."""
     target = output or f"traceflow-{capture_name(source)}.pftrace"
-    place.refuse_existing(target, force=force)
+    place.refuse_existing(target, source, force=force)
     run = opened(source, options)
     with working("writing the trace", options):
         if target == place.STDOUT:

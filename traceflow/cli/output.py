@@ -12,10 +12,16 @@ from traceflow.cli.boundary import abandon_stdout
 from traceflow.errors import TraceflowError
 
 STDOUT = "-"
+_WRITTEN = frozenset({".html", ".md", ".pftrace", ".txt", ".xml"})  # no input has such a name
 
 
-def refuse_existing(output: str | Path, *, force: bool) -> None:
+def refuse_existing(output: str | Path, *sources: str, force: bool) -> None:
     """Say so before any work is done for a file that cannot be written.
+
+    Args:
+        output: The file, or `STDOUT`.
+        sources: Inputs, which nothing may replace.
+        force: Whether another file may be replaced.
 
     Raises:
         TraceflowError: TF110 when the output exists and may not be replaced, TF114 when it has no folder.
@@ -25,12 +31,20 @@ def refuse_existing(output: str | Path, *, force: bool) -> None:
         return
     if path.is_dir():
         raise TraceflowError("TF110", what, "it is a folder", "give the name of a file")
+    if path.exists() and any(_belongs_to(path, Path(source)) for source in sources):
+        raise TraceflowError("TF110", what, "it is part of the input", "give another name with -o")
     if path.exists() and not force:
         raise TraceflowError("TF110", what, "it exists already", "give another name with -o, or replace it with -f")
     if not path.parent.is_dir():
         raise TraceflowError(
             "TF114", what, f"there is no folder {path.parent}", "make it, or choose another place with -o"
         )
+
+
+def _belongs_to(path: Path, source: Path) -> bool:
+    """Whether a file is an input, or lies in the folder that is and is none of those that are written only."""
+    here = source.exists() and path.resolve().is_relative_to(source.resolve())
+    return here and (source.is_file() or path.suffix not in _WRITTEN)
 
 
 def write(text: str, output: str = STDOUT) -> None:

@@ -50,7 +50,7 @@ def query(
     from traceflow.export.subject import Answers
 
     target = options.output or place.STDOUT
-    place.refuse_existing(target, force=options.force)
+    place.refuse_existing(target, source, force=options.force)
     if options.redact and holds_tables(Path(source)):
         raise typer.BadParameter("tables are as they were written: give it to export parquet", param_hint="--redact")
     run = None if holds_tables(Path(source)) else opened(source, options)

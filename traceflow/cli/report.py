@@ -20,7 +20,7 @@ def report(
     from traceflow.report.html import render_report
 
     target = output or report_name(source)
-    place.refuse_existing(target, force=force)
+    place.refuse_existing(target, source, force=force)
     run = opened(source, options)
     with working("writing the report", options):
         if target == place.STDOUT:

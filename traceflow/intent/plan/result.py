@@ -154,7 +154,7 @@ def plan_step(
         weights=weights(parallel, model, training) if model and "/result/weights" not in unknown else (),
         dispatchers=dispatchers(parallel, model, batch) if model and batch and has_tokens else (),
         experts_held=experts_held(model.experts, parallel.ep) if model and has_experts else (),
-        moves=moves(model.experts, parallel.ep, next_ep) if model and next_ep and has_experts else (),
+        moves=moves(model.experts, parallel.ep, next_ep) if model and next_ep is not None and has_experts else (),
         micro_batches=_micro_batches(parallel, batch, unknown),
         skipped=(*(Skipped(pointer, reason) for pointer, reason in unknown.items()), *_unknown_parts(shapes, rows)),
     )
