@@ -62,11 +62,14 @@ def collective_matmul(
     given as one.
 
     Args:
-        programs: What the compiler arranged.
+        programs: What the compiler arranged; where some ran in the trace, the others are left out.
         recorded: A window of a trace in which they ran; None where there is none.
         undivided: A window in which the same product ran in one piece, to compare with.
     """
-    known = [one for key, module in programs.items() if (one := walked(key, module)) is not None]
+    # A trace comes with every program of its process, those of which nothing ran included.
+    ran = set(recorded.trace.hlo.program.tolist()) if recorded else set()
+    asked = {key: module for key, module in programs.items() if not ran or key in ran}
+    known = [one for key, module in asked.items() if (one := walked(key, module)) is not None]
     rings = [pair for one in known for pair in loops_of(one, recorded, undivided)]
     loops = [loop for loop, _ in rings] + (list(operator_loops(recorded, undivided)) if recorded else [])
     loops.sort(key=lambda loop: -(loop.exposed_ns or 0))

@@ -10,6 +10,7 @@ import pytest
 
 import traceflow
 from traceflow.analyzers.collective_matmul import CollectiveMatmul, collective_matmul
+from traceflow.analyzers.rings.executed import Recorded
 from traceflow.analyzers.rings.walk import offsets
 from traceflow.collectors.jax import compile_only
 from traceflow.collectors.workloads.collective_matmul import (
@@ -180,6 +181,9 @@ def test_a_recorded_ring_has_times_for_every_round(tmp_path: Path) -> None:
     assert all(one.permute_ns and one.exposed_ns is not None for one in loop.per_round[1:])
     assert loop.verdict != "source order only, no evidence of overlap"
     assert loop.chunk_efficiency_ratio is not None
+    # Programs of the process that did not run in the trace are no candidates.
+    others = {**gather.programs, -1: next(iter(ring.programs.values()))}
+    assert collective_matmul(others, Recorded.of(gather.trace, others, gather.dependencies)).loops == ()
     (candidate,) = gather.collective_matmul(step=2).candidates
     assert candidate.exposed_ns is not None
     assert candidate.saved_ns is not None
