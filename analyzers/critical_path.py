@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
-from traceflow.analyzers.hidden_waits import probable_waits
+from traceflow.analyzers.idle_time import idle_time
 from traceflow.analyzers.join import Written, written
-from traceflow.analyzers.thread_pool import waits_for_threads
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
 from traceflow.program.module import Programs
@@ -186,7 +185,7 @@ def critical_path(
         segments=segments,
         slack=slack_of,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
-        findings=(*waits_for_threads(trace, segments), *(probable_waits(trace, segments) if unordered else ())),
+        findings=idle_time(trace, segments, unordered=bool(unordered)),
         skipped=(*_unaligned(trace), *unordered, *(_without_slack(slack_of) if slack_of else ())),
         notes=found.notes,
     )

@@ -152,14 +152,6 @@ class ProgramMemory:
             "what_if": None if self.what_if is None else self.what_if.to_dict(),
         }
 
-    def by_kind_bytes(self) -> dict[str, int]:
-        """What is alive at the peak, by kind."""
-        return {
-            kind: total
-            for kind in _KINDS
-            if (total := sum(buffer.size_bytes for buffer in self.live_at_peak if buffer.kind == kind))
-        }
-
 
 def program_memory(
     module: HloModule,

@@ -17,15 +17,14 @@ from __future__ import annotations
 import argparse
 import os
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 import numpy as np
+from captures import kept
 from numpy.typing import NDArray
 
 import traceflow as tf
@@ -126,17 +125,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--busy", action="store_true", help="with experts that compute all the time")
     parser.add_argument("--keep", type=Path, help="keep the captures in this folder, which must not exist")
     return parser.parse_args()
-
-
-@contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """A new folder for captures; without a name, only for now."""
-    if folder is None:
-        with TemporaryDirectory() as name:
-            yield Path(name)
-    else:
-        folder.mkdir(parents=True)
-        yield folder
 
 
 def report(found: dict[str, list[Outcome]]) -> None:

@@ -17,13 +17,13 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal
+
+from captures import kept
 
 import traceflow as tf
 from traceflow.analyzers.stragglers import Straggler, stragglers
@@ -272,17 +272,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--controls", type=int, default=10)
     parser.add_argument("--keep", type=Path, help="keep the captures in this folder, which must not exist")
     return parser.parse_args()
-
-
-@contextmanager
-def kept(folder: Path | None) -> Iterator[Path]:
-    """A new folder for captures; without a name, only for now."""
-    if folder is None:
-        with TemporaryDirectory() as name:
-            yield Path(name)
-    else:
-        folder.mkdir(parents=True)
-        yield folder
 
 
 def report(outcomes: Sequence[Outcome]) -> None:

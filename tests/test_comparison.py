@@ -510,3 +510,10 @@ def test_exit_codes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_claims_are_read_before_any_run(tmp_path: Path) -> None:
     with pytest.raises(ExpressionError):
         diff(tmp_path / "none", tmp_path / "none", ["less coffee"])
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "-1"])
+@pytest.mark.parametrize("option", ["--atol", "--rtol"])
+def test_tolerances_that_are_none_are_refused(option: str, value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["diff", "a", "b", f"{option}={value}"]) == 2
+    assert option in capsys.readouterr().err

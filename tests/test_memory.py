@@ -244,7 +244,6 @@ def test_what_is_alive_at_a_peak_is_told_with_its_life() -> None:
     ]
     assert {buffer.logical_bytes for buffer in found.live_at_peak} == {1}
     assert [buffer.argument for buffer in found.live_at_peak] == ["scope/x", None, None, None]
-    assert found.by_kind_bytes() == {"argument": 8, "result": 8, "temporary": 6}
     assert found.live == (("a", 20), ("b", 22), ("b", 18), ("b", 16))
 
 

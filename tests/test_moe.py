@@ -17,12 +17,12 @@ from test_json_contract import problems
 from traceflow.analyzers.moe import Moe, RoutedLayer, Verdict, check_combine, routed_layers
 from traceflow.analyzers.moe.rows import Rows, complete_calls, count_rows
 from traceflow.evidence import Evidence
-from traceflow.intent.routing import ABSENT, CombineValues, LayerRouting, Routing, Shape
+from traceflow.intent.routing import CombineValues, LayerRouting, Routing, Shape
 from traceflow.report.html import render_report
 from traceflow.report.json import dumps, envelope
 from traceflow.report.text import render
 from traceflow.run import Run
-from traceflow.trace.model import Kind
+from traceflow.trace.model import ABSENT, Kind
 
 Groups = tuple[tuple[int, ...], ...]
 

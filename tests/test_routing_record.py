@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,8 +15,9 @@ from damaged import DAMAGED
 
 import traceflow as tf
 from traceflow.errors import TraceflowError
-from traceflow.intent.routing import ABSENT, LISTS, Routing, packed, read_routing
+from traceflow.intent.routing import LISTS, Routing, packed, read_routing
 from traceflow.routed import RoutingLog
+from traceflow.trace.model import ABSENT
 
 COLUMNS = {
     "step": 0,
@@ -189,8 +191,11 @@ def logged(log: RoutingLog, rank: int = 0) -> list[list[int]]:
     return [part.tolist() for part in np.split(arrays["tokens_per_expert"], ends[:-1])] if len(ends) else []
 
 
-def test_outside_a_recording_nothing_happens() -> None:
-    tf.moe(layer=0, tokens_per_expert=object(), topk="no number")  # type: ignore[arg-type]
+def test_outside_a_recording_nothing_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
+    counts = Mock()
+    tf.moe(layer=0, tokens_per_expert=counts, topk="no number")  # type: ignore[arg-type]
+    assert counts.mock_calls == []
+    assert caplog.records == []
 
 
 def told() -> dict[str, int]:

@@ -7,28 +7,14 @@ process has a file of its own.
 from __future__ import annotations
 
 import re
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any
 
-from numpy.lib.npyio import NpzFile
 from numpy.typing import NDArray
 
-from traceflow.errors import TraceflowError
+from traceflow.array_file import arrays_in
 
 NAME = "outputs.npz"
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    RuntimeError,  # encrypted
-    MemoryError,  # a shape that cannot be
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _FILE = re.compile(rf"rank(\d+)\.{re.escape(NAME)}")
 
 
@@ -50,14 +36,6 @@ def recorded_outputs(capture: Path) -> dict[str, NDArray[Any]] | None:
     outputs: dict[str, NDArray[Any]] = {}
     for file in files:
         rank = int(file.name[4:].split(".")[0])
-        for name, values in _read(file).items():
-            outputs[f"{rank}/{name}" if several else name] = values
+        with arrays_in(file) as arrays:
+            outputs |= {f"{rank}/{name}" if several else name: values for name, values in arrays.items()}
     return outputs if files else None
-
-
-def _read(file: Path) -> dict[str, NDArray[Any]]:
-    try:
-        with file.open("rb") as content, NpzFile(content, allow_pickle=False) as stored:
-            return {name: stored[name] for name in stored.files}
-    except _UNREADABLE as error:
-        raise TraceflowError("TF103", f"cannot read {file}", str(error), "record again, or delete it") from error

@@ -10,8 +10,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from traceflow.intent.routing import ABSENT, DISPATCHERS, LISTS, NAME, Dispatcher, packed
+from traceflow.intent.routing import DISPATCHERS, LISTS, NAME, Dispatcher, packed
 from traceflow.recording import Recording, recording_around
+from traceflow.trace.model import ABSENT
 
 CALLS = 4096
 """How many calls are kept on the device; the last ones are."""

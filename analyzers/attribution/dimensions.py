@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from traceflow.intent.routing import ABSENT, LayerRouting
-from traceflow.trace.model import Group
+from traceflow.intent.routing import LayerRouting
+from traceflow.trace.model import ABSENT, Group
 
 if TYPE_CHECKING:
     from traceflow.intent.mesh import Mesh

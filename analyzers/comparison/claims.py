@@ -10,7 +10,7 @@ A quantity is written in words ("all-gather bytes") or by its name (all_gather_b
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from enum import StrEnum
@@ -183,8 +183,3 @@ def _holds(comparison: Comparison, samples: Mapping[str, Sample]) -> bool | None
         return Span(*samples[quantity.name].span)
 
     return holds(comparison.sign, value_of(comparison.left, spread), value_of(comparison.right, spread))
-
-
-def read_claims(texts: Sequence[str]) -> tuple[Claim, ...]:
-    """Read several; see :func:`read_claim`."""
-    return tuple(read_claim(text) for text in texts)

@@ -11,9 +11,9 @@ import numpy as np
 from traceflow.analyzers.moe.calls import Call, Calls
 from traceflow.analyzers.moe.rows import Rows
 from traceflow.analyzers.moe.stages import STAGES
-from traceflow.intent.routing import ABSENT, LayerRouting
+from traceflow.intent.routing import LayerRouting
 from traceflow.result import Json
-from traceflow.trace.model import Int64, Trace
+from traceflow.trace.model import ABSENT, Int64, Trace
 
 _EXCHANGES = (("dispatch", False, False), ("combine", False, True), ("combine", True, False), ("dispatch", True, True))
 """Stage, backward, and whether rows go home."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceflow.analyzers.moe.stages import Staged
-from traceflow.intent.routing import ABSENT, LayerRouting
-from traceflow.trace.model import Int64, Rows, Trace
+from traceflow.intent.routing import LayerRouting
+from traceflow.trace.model import ABSENT, Int64, Rows, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from traceflow.analyzers.moe.combine import CombineCheck
 from traceflow.analyzers.moe.rows import Rows
 from traceflow.analyzers.moe.stages import StageTime
 from traceflow.analyzers.window import Window
-from traceflow.intent.routing import ABSENT, LayerRouting
+from traceflow.intent.routing import LayerRouting
 from traceflow.result import Finding, Json, Note, Shown, Skipped
-from traceflow.trace.model import Int64
+from traceflow.trace.model import ABSENT, Int64
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceflow.intent.routing import ABSENT, DISPATCHERS, LayerRouting
-from traceflow.trace.model import Int64
+from traceflow.intent.routing import DISPATCHERS, LayerRouting
+from traceflow.trace.model import ABSENT, Int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,8 +26,12 @@ def diff(
     claim: Annotated[
         list[str] | None, typer.Option(metavar="CLAIM", help='What is said to have changed: "less all-gather bytes".')
     ] = None,
-    atol: Annotated[float, typer.Option(metavar="X", min=0, help="What recorded outputs may differ by.")] = 1e-8,
-    rtol: Annotated[float, typer.Option(metavar="X", min=0, help="The same in relation to those of A.")] = 1e-5,
+    atol: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1e18, help="What recorded outputs may differ by.")
+    ] = 1e-8,
+    rtol: Annotated[
+        float, typer.Option(metavar="X", min=0, max=1e18, help="The same in relation to those of A.")
+    ] = 1e-5,
     top: Top = 12,
 ) -> None:
     """Whether two runs computed the same, what changed in the plan, and whether it helped.

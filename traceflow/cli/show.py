@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from traceflow.cli.answer import answer
+from traceflow.cli.answer import answer, opened
 from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window, verb
 from traceflow.cli.project import hardware_named
 
@@ -150,11 +150,9 @@ def collective_matmul(
     top: Top = 12,
 ) -> None:
     """Products that are cut into rounds, whether that hides what is sent, and those that could be cut."""
-    from traceflow.run import open_run
-
     compared = None if undivided is None else str(undivided)
     request: dict[str, Json] = {"undivided": compared, "step": step, "window": window}
-    whole = None if undivided is None else open_run(undivided)
+    whole = None if compared is None else opened(compared, options)
     answer(
         options,
         source,

@@ -12,10 +12,7 @@ Whether results are combined as they should be, counts do not tell. Values of a 
 
 from __future__ import annotations
 
-import io
 import re
-import zipfile
-import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -24,30 +21,18 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from traceflow.array_file import arrays_in
 from traceflow.errors import TraceflowError
+from traceflow.trace.model import ABSENT, Int32, Int64
 
-Int32: TypeAlias = NDArray[np.int32]
-Int64: TypeAlias = NDArray[np.int64]
 Float64: TypeAlias = NDArray[np.float64]
 Dispatcher: TypeAlias = Literal["all-to-all", "all-gather", "none"]
 
 NAME = "routing.npz"
 DISPATCHERS: tuple[Dispatcher, ...] = ("all-to-all", "all-gather", "none")
-ABSENT = -1
 LISTS = ("tokens_per_expert", "dropped", "expert_rows", "sent", "received", "ep_group", "etp_group")
 _FILE = re.compile(r"rank(\d+)\.routing\.npz")
 _COMBINE = re.compile(r"rank(\d+)\.combine.*\.npz")
-_UNREADABLE = (
-    OSError,
-    EOFError,
-    ValueError,
-    TypeError,
-    LookupError,
-    RuntimeError,  # encrypted
-    MemoryError,  # a shape that cannot be
-    zipfile.BadZipFile,
-    zlib.error,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,20 +160,6 @@ def read_routing(files: Iterable[Path]) -> Routing | None:
     return replace(joined(sorted(processes, key=lambda process: process.rank)), combines=combines)
 
 
-def _damaged(file: Path, error: Exception) -> TraceflowError:
-    return TraceflowError("TF103", f"cannot read {file}", str(error) or "it is cut short", "record again")
-
-
-def _arrays(file: Path) -> dict[str, NDArray[Any]]:
-    """All arrays of a file.
-
-    Raises:
-        OSError, ValueError, EOFError, BadZipFile: when it is damaged.
-    """
-    with np.load(io.BytesIO(file.read_bytes()), allow_pickle=False) as stored:
-        return {name: stored[name] for name in stored.files}
-
-
 def _integers(values: NDArray[Any]) -> Int64:
     """Numbers as they are: no fractions, and none of the numbers that are not any.
 
@@ -199,8 +170,7 @@ def _integers(values: NDArray[Any]) -> Int64:
 
 
 def _combine(file: Path, rank: int) -> CombineValues | None:
-    try:
-        arrays = _arrays(file)
+    with arrays_in(file) as arrays:
         if "returned" not in arrays:
             return None
         returned, gates, combined = (arrays[name].astype(np.float64) for name in ("returned", "gates", "combined"))
@@ -211,14 +181,11 @@ def _combine(file: Path, rank: int) -> CombineValues | None:
         fits = len(found.returned) == len(found.token) == len(found.choice) and len(found.combined) == tokens
         if not fits or ((found.token >= tokens) | (found.choice >= choices) | (found.token < 0)).any():
             raise ValueError("its arrays do not belong together")
-    except _UNREADABLE as error:
-        raise _damaged(file, error) from error
-    return found
+        return found
 
 
 def _read(file: Path, rank: int) -> _Process | None:
-    try:
-        arrays = _arrays(file)
+    with arrays_in(file) as arrays:
         if "version" not in arrays:
             return None
         if arrays["version"] > _VERSION:
@@ -227,9 +194,7 @@ def _read(file: Path, rank: int) -> _Process | None:
         lists = {name: (_integers(arrays[name]), _integers(arrays[f"{name}_ends"])) for name in LISTS}
         process = _Process(rank, columns, lists, int(arrays["overwritten"]))
         _check(process)
-    except _UNREADABLE as error:
-        raise _damaged(file, error) from error
-    return process
+        return process
 
 
 def _check(process: _Process) -> None:

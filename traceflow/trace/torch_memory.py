@@ -21,23 +21,8 @@ from traceflow.errors import TraceflowError
 from traceflow.result import Tally
 from traceflow.trace._cuda_snapshot import looks_like_snapshot, snapshot_rows
 from traceflow.trace.canonical import canonical
-from traceflow.trace.model import (
-    ABSENT,
-    Communications,
-    Events,
-    Flows,
-    HloEvents,
-    Lanes,
-    Launches,
-    Marks,
-    MemoryEvents,
-    MemorySource,
-    MemoryUse,
-    Rank,
-    Syncs,
-    Trace,
-    empty,
-)
+from traceflow.trace.model import ABSENT, MemoryEvents, MemorySource, MemoryUse, Rank, Trace
+from traceflow.trace.untraced import untraced
 
 Row: TypeAlias = tuple[int, int, int, int, int, int]
 """Time in ns, device, change, allocated in all, reserved in all, use."""
@@ -153,7 +138,6 @@ def _differences(
 
 def _trace(rows: Sequence[Row], tally: Tally, source: MemorySource, rank: Rank) -> Trace:
     time, device, change, allocated, reserved, use = (np.array(column, np.int64) for column in zip(*rows, strict=True))
-    nothing = np.empty(0, np.int32)
     memory = MemoryEvents(
         time_ns=time,
         rank=np.full(len(rows), rank.rank, np.int32),
@@ -164,22 +148,4 @@ def _trace(rows: Sequence[Row], tally: Tally, source: MemorySource, rank: Rank) 
         reserved_bytes=reserved,
         use=use.astype(np.int8),
     )
-    return canonical(
-        Trace(
-            events=empty(Events),
-            lanes=Lanes(nothing, nothing, nothing.astype(np.int8), nothing.astype(np.int64), ()),
-            strings=(),
-            groups=(),
-            communications=empty(Communications),
-            syncs=empty(Syncs),
-            flows=empty(Flows),
-            hlo=empty(HloEvents),
-            launches=empty(Launches),
-            marks=empty(Marks),
-            ranks=(rank,),
-            epoch_ns=0,
-            format="torch-memory",
-            tally=tally,
-            memory=memory,
-        )
-    )
+    return canonical(replace(untraced(), ranks=(rank,), epoch_ns=0, format="torch-memory", tally=tally, memory=memory))
