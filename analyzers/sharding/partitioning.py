@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from traceflow.analyzers.sharding.flow import Flow
-from traceflow.budgets import sent_bytes
 from traceflow.intent.hlo_sharding import spec_of
 from traceflow.intent.intent import ArrayIntent, Intent, Role, written_intent
 from traceflow.intent.mesh import Axes, Mesh
@@ -17,7 +16,6 @@ from traceflow.program.compilation import Compilation
 from traceflow.program.cost import Cost, ProgramCost
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.sharding import parse_sharding
-from traceflow.program.traffic import value_bytes
 
 MOVING = frozenset({"all-gather", "all-to-all", "collective-permute"})
 REDUCING = frozenset({"all-reduce", "reduce-scatter"})
@@ -74,6 +72,12 @@ class Partitioning:
         return None if self.compilation.propagated is None else Flow(self.compilation.propagated)
 
     @cached_property
+    def divided_cost(self) -> ProgramCost | None:
+        """What the instructions of the divided program take on one device."""
+        devices = None if self.mesh is None else len(self.mesh)
+        return None if self.divided is None else ProgramCost(self.divided, devices)
+
+    @cached_property
     def whole_cost(self) -> Cost | None:
         """What the program takes before it is divided, with whole arrays."""
         whole = self.compilation.propagated or self.compilation.written
@@ -99,10 +103,7 @@ class Partitioning:
         if self.mesh is not None and sum(map(len, groups)) in {0, len(self.mesh)}:
             groups = groups or ((tuple(self.mesh.devices),) if not pairs else ())
             axes = self.mesh.axes_between(pairs) if pairs else self.mesh.axes_of(groups)
-        sizes = [value_bytes(module, operand) for operand in module.operands_of(row).tolist()]
-        put_in = sum(size for size in sizes if size > 0)
-        members = 2 if pairs else max(map(len, groups), default=0)
-        sent = sent_bytes(operation, put_in, members) if members else None
+        sent = None if self.divided_cost is None else self.divided_cost.of(row).payload_bytes
         return Collective(row, operation, axes, groups or pairs, sent, self._is_written(module, row))
 
     def _is_written(self, module: HloModule, row: int) -> bool:

@@ -13,7 +13,7 @@ from traceflow.intent.intent import ArrayIntent
 from traceflow.intent.mesh import Axes
 from traceflow.intent.shardy import stated
 from traceflow.intent.spec import Spec
-from traceflow.program.cost import Cost, ProgramCost
+from traceflow.program.cost import Cost
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 
 _WORTH_FLOPS = 1_000_000  # a mesh need not divide less
@@ -34,7 +34,7 @@ def redundancy(p: Partitioning) -> Redundancy:
     1 where the work is divided; n where n devices do the same. Masks and reductions of pieces make it differ a little.
     """
     idle = idle_axes(p)
-    local = None if p.divided is None else _flops(ProgramCost(p.divided).total())
+    local = None if p.divided_cost is None else _flops(p.divided_cost.total())
     whole = _flops(p.whole_cost)
     if p.mesh is None or local is None or not whole:
         reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"
