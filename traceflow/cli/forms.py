@@ -11,7 +11,7 @@ from rich.text import Text
 
 from traceflow.errors import TraceflowError
 from traceflow.report.tables import Rows, printed
-from traceflow.report.units import duration_text, share_text, unit_for
+from traceflow.report.units import share_text, unit_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -142,7 +142,8 @@ def _faster(forms: Forms) -> str:
     """Which form is faster; none where their ranges of step times overlap."""
     one, other = sorted(forms, key=lambda name: forms[name].steady.median_ns)
     fast, slow = forms[one].steady, forms[other].steady
-    medians = f"{duration_text(fast.median_ns)} against {duration_text(slow.median_ns)}"
+    unit = unit_for((fast.median_ns, slow.median_ns))
+    medians = f"{unit.text(fast.median_ns)} against {unit.text(slow.median_ns)} {unit.name}"
     if fast.maximum_ns >= slow.minimum_ns:
         return f"Between {one} and {other}, {medians}, no difference shows: the times of their steps overlap."
     return f"{one} is faster than {other}, {medians}: its slowest step took less than the other's fastest."
