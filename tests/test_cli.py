@@ -447,15 +447,15 @@ def form(name: str, durations_ns: tuple[int, int, int], hidden_ns: int) -> forms
     [
         (
             (80_000, 70_000, 89_000),
-            "ring is faster than gather, 80.000 against 100.000 us: its slowest step took less",
+            "ring is faster than gather, 80.00 against 100.00 us: its slowest step took less",
         ),
         (
             (80_000, 70_000, 95_000),
-            "Between ring and gather, 80.000 against 100.000 us, no difference shows: the times of their steps overlap",
+            "Between ring and gather, 80.00 against 100.00 us, no difference shows: the times of their steps overlap",
         ),
         (
             (130_000, 120_000, 140_000),
-            "gather is faster than ring, 100.000 against 130.000 us: its slowest step took less",
+            "gather is faster than ring, 100.00 against 130.00 us: its slowest step took less",
         ),
     ],
 )
