@@ -55,7 +55,9 @@ class JaxProfiler:
         """Nothing to do: this profiler needs no warm-up of its own."""
 
     def start(self, folder: Path) -> None:
-        """Start tracing; `stop` writes the trace into `folder` as a TensorBoard log directory.
+        """Start tracing, once the work in flight is done, which would be in the trace in part.
+
+        `stop` writes the trace into `folder` as a TensorBoard log directory.
 
         The profiler names a trace after its host, so that each of several processes gets a directory of its own until
         the trace is written.
@@ -63,6 +65,7 @@ class JaxProfiler:
         import jax
 
         end_dump()
+        self.wait(self.pending(()))
         self._folder = folder
         self._log = folder if self._run is None else folder / f"rank{jax.process_index():05d}"
 

@@ -70,7 +70,7 @@ class TorchProfiler:
             self._profiler = self._prepared()
 
     def start(self, folder: Path) -> None:
-        """Start tracing; `stop` writes into `folder`.
+        """Start tracing, once what was launched on the GPU is done; `stop` writes into `folder`.
 
         Raises:
             RuntimeError: when the program profiles itself. PyTorch would end its profile in favour of this one.
@@ -84,6 +84,7 @@ class TorchProfiler:
             with optional("the history of memory", self.missing):
                 self._history = History()
         self._profiler = self._profiler or self._prepared()
+        self.wait(self.pending(()))
         self._profiler.start_trace()
 
     def stop(self) -> None:

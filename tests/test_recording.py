@@ -195,8 +195,9 @@ def test_a_step_waits_for_what_it_is_told(tmp_path: Path, matrix: Any, monkeypat
             assert step.ready({"x": matrix}) == {"x": matrix}
         with recorder.step():
             pass
+    begin_of_recording: tuple[object, ...] = ()
     end_of_recording: tuple[object, ...] = ()
-    assert told == [({"x": matrix},), (), end_of_recording]
+    assert told == [begin_of_recording, ({"x": matrix},), (), end_of_recording]
 
 
 def test_a_step_keeps_no_array_alive(tmp_path: Path, matrix: Any) -> None:

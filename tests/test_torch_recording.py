@@ -417,6 +417,22 @@ def test_with_both_imported_the_arrays_of_the_warm_up_tell(tmp_path: Path, matri
         assert [step.step for step in manifest.steps] == [2]
 
 
+def test_with_both_imported_no_work_of_the_warm_up_runs_into_the_trace(tmp_path: Path) -> None:
+    """The first step does not know its framework yet, and its result is dropped while it is still being computed."""
+    jax = pytest.importorskip("jax", reason="needs both frameworks")
+    long = jax.jit(lambda x: jax.lax.fori_loop(0, 400, lambda _, y: jax.numpy.tanh(y @ y), x))
+    matrix = jax.numpy.ones((256, 256))
+    jax.block_until_ready(long(matrix))
+    with traceflow.record(tmp_path / "run") as recorder:
+        for _ in range(3):
+            with recorder.step() as step:
+                step.ready(long(matrix))
+    trace = traceflow.open(tmp_path / "run").trace
+    executions = Counter(trace.events.name[trace.hlo.event].tolist())
+    assert set(executions.values()) <= {2, 2 * 400}  # of instructions outside the loop and inside
+    assert max(executions.values()) == 2 * 400
+
+
 def test_with_both_imported_a_model_tells_too(tmp_path: Path, torch: Any) -> None:
     pytest.importorskip("jax", reason="needs both frameworks")
     with recording.record(tmp_path / "a") as recorder:

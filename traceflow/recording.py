@@ -328,6 +328,12 @@ class Recording(Recorder):
         if framework is not None:
             self._use(collector_for(framework, self._options))
 
+    def settle(self, trees: tuple[object, ...]) -> None:
+        """Wait for the arrays of `trees`, so that none of their work runs into what is measured."""
+        if self._collector is not None:
+            with self.survive("the results of a step of the warm-up could not be awaited"):
+                self._collector.wait(self._collector.pending(trees))
+
     def _use(self, collector: Collector) -> None:
         self._collector = collector
         with self.survive("compilations could not be watched"):

@@ -69,6 +69,10 @@ class Owner(Protocol):
         """Record the framework of `tree`, where it was not known before."""
         ...
 
+    def settle(self, trees: tuple[object, ...]) -> None:
+        """Wait for the arrays of `trees`, so that none of their work runs into what is measured."""
+        ...
+
     def survive(self, what: str) -> AbstractContextManager[None]:
         """Run a piece of our own work, whose failure never reaches the program."""
         ...
@@ -83,12 +87,13 @@ class Owner(Protocol):
 
 
 class UndecidedStep(Step):
-    """A step of the warm-up before the framework is known; what it is told decides."""
+    """A step of the warm-up before the framework is known; what it is told decides, and is awaited like any other."""
 
-    __slots__ = ("_recording",)
+    __slots__ = ("_recording", "_trees")
 
     def __init__(self, recording: Owner) -> None:
         self._recording = recording
+        self._trees: tuple[object, ...] = ()
 
     def __enter__(self) -> Self:
         self._recording.in_step = True
@@ -97,11 +102,15 @@ class UndecidedStep(Step):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if kind is None:
+            self._recording.settle(self._trees)
         self._recording.in_step = False
+        self._trees = ()
 
     def ready(self, tree: _Tree) -> _Tree:
-        """Let the arrays of `tree` tell the framework."""
+        """Let the arrays of `tree` tell the framework, and name what the step waits for at its end."""
         self._recording.decide(tree)
+        self._trees += (tree,)
         return tree
 
     def fetch(self, tree: Any) -> Any:
