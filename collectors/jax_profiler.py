@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 import socket
+import time
 from collections import Counter
 from contextlib import AbstractContextManager, suppress
 from datetime import UTC, datetime
@@ -22,6 +23,7 @@ _COMPILE_EVENT = "/jax/core/compile/backend_compile_duration"
 _HOST_TRACER_LEVEL = 2
 _STEP = "traceflow.step"
 _RUNS = Path("plugins", "profile")  # of a TensorBoard log directory
+_LAST_EVENTS_S = 0.02  # results may be ready before the thread that made them has closed its event, which is lost then
 _PATIENCE_MS = 10_000  # with the coordinator of the processes, which answers at once
 _attempts: Counter[Path] = Counter()  # recordings of this process with others, by what they record to
 
@@ -81,6 +83,7 @@ class JaxProfiler:
 
         try:
             self.wait(self.pending(()))
+            time.sleep(_LAST_EVENTS_S)
         finally:
             jax.profiler.stop_trace()
             if self._run is not None:
