@@ -1,4 +1,4 @@
-"""How long a browser takes to open the report on a trace, and to draw it anew; needs Chromium, chromedriver and Selenium.
+"""How long a browser takes to open the report on a trace, and to draw it anew; needs Chromium and Playwright.
 
 Opening lasts from the start of the navigation until the first frame after the page's own script has drawn.
 """
@@ -11,59 +11,54 @@ import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
 
 RUNS = 5
-OPENED = """
-const done = arguments[0];
-requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now())));
-"""
-REDRAWN = """
-const [key, done] = arguments, root = document.querySelector('.timeline'), began = performance.now();
-root.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
-requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
-"""
+KEYS = ("+", "+", "d", "-", "0")
+OPENED = "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now()))))"
+REDRAWN = """(key) => new Promise((done) => {
+  const root = document.querySelector('.timeline'), began = performance.now();
+  root.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}));
+  requestAnimationFrame(() => requestAnimationFrame(() => done(performance.now() - began)));
+})"""
 
 
 def main(trace: str) -> None:
-    """Write the report on `trace`, open it several times in new tabs of one browser, and print JSON."""
+    """Write the report on `trace`, open it several times in one browser, and print JSON."""
     import traceflow
 
     with tempfile.TemporaryDirectory() as folder:
         page = traceflow.open(trace).report(Path(folder) / "report.html")
-        browser = _browser(folder)
-        try:
-            opened_ms = [_opened(browser, page) for _ in range(RUNS)]
-            redrawn_ms = [browser.execute_async_script(REDRAWN, key) for key in ("+", "+", "d", "-", "0")]
-            complaints = [entry["message"] for entry in browser.get_log("browser")]
-        finally:
-            browser.quit()
-        row = {
-            "page_bytes": page.stat().st_size,
-            "opened_ms": round(median(opened_ms)),
-            "slowest_ms": round(max(opened_ms)),
-            "redrawn_ms": round(median(redrawn_ms)),
-            "complaints": complaints,
-        }
-    print(json.dumps(row))
+        print(json.dumps({"page_bytes": page.stat().st_size, **_measured(page.as_uri())}))
 
 
-def _browser(folder: str) -> Any:  # Selenium's own types differ between versions
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
+def _measured(address: str) -> dict[str, object]:
+    from playwright.sync_api import sync_playwright
 
-    options = webdriver.ChromeOptions()
-    for argument in ("--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900"):
-        options.add_argument(argument)
-    options.add_argument(f"--user-data-dir={folder}/profile")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(shutil.which("chromedriver")))
+    complaints: list[str] = []
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        tab = browser.new_page(viewport={"width": 1400, "height": 900})
+        tab.on("console", lambda message: complaints.append(message.text))
+        tab.on("pageerror", lambda error: complaints.append(str(error)))
+        opened_ms = [_opened_ms(tab, address) for _ in range(RUNS)]
+        redrawn_ms = [tab.evaluate(REDRAWN, key) for key in KEYS]
+        browser.close()
+    return {
+        "opened_ms": round(median(opened_ms)),
+        "slowest_ms": round(max(opened_ms)),
+        "redrawn_ms": round(median(redrawn_ms)),
+        "complaints": complaints,
+    }
 
 
-def _opened(browser: Any, page: Path) -> float:
-    browser.get("about:blank")
-    browser.get(page.as_uri())
-    return float(browser.execute_async_script(OPENED))
+def _opened_ms(tab: Page, address: str) -> float:
+    tab.goto("about:blank")
+    tab.goto(address)
+    return float(tab.evaluate(OPENED))
 
 
 if __name__ == "__main__":
