@@ -108,12 +108,14 @@ class Surroundings:
         e, trace = self.trace.events, self.trace
         named = np.array([text.startswith(_BACKWARD) for text in trace.strings] or [False])
         rows = np.flatnonzero(named[e.name] & (self.step != NO_STEP))
-        spans: dict[tuple[int, int], tuple[int, int]] = {}
-        ranks = trace.lanes.rank[e.lane[rows]]
-        for rank, step, row in zip(ranks.tolist(), self.step[rows].tolist(), rows.tolist(), strict=True):
-            first, last = spans.get((rank, step), (int(e.start_ns[row]), 0))
-            spans[rank, step] = min(first, int(e.start_ns[row])), max(last, int(e.end_ns[row]))
-        return spans
+        keys, which = np.unique(
+            np.column_stack((trace.lanes.rank[e.lane[rows]], self.step[rows])), axis=0, return_inverse=True
+        )
+        first, last = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), np.int64)
+        np.minimum.at(first, which.ravel(), e.start_ns[rows])
+        np.maximum.at(last, which.ravel(), e.end_ns[rows])
+        spans = zip(first.tolist(), last.tolist(), strict=True)
+        return {(rank, step): span for (rank, step), span in zip(keys.tolist(), spans, strict=True)}
 
     def chain(self, event: int) -> Iterator[str]:
         """Names of the event itself and of all host events around it, the innermost first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING
 
 from traceflow.intent.routing import LayerRouting
@@ -106,9 +107,13 @@ def described(group: Group | None) -> str | None:
         ('DP', 'EP')
         >>> described(Group("0", (0, 1), 2, "default_pg"))
     """
-    texts = [text.lower().removeprefix("mesh_") for text in (group.description, group.name)] if group else []
-    found = (name for text in texts for pattern, name in _DESCRIBED if re.fullmatch(pattern, text))
-    return next(found, None)
+    return (_said_by(group.description) or _said_by(group.name)) if group else None
+
+
+@cache
+def _said_by(text: str) -> str | None:
+    word = text.lower().removeprefix("mesh_")
+    return next((name for pattern, name in _DESCRIBED if re.fullmatch(pattern, word)), None)
 
 
 def meant_by(axis: str) -> str | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from traceflow.analyzers.attribution.calls import Call
 from traceflow.analyzers.attribution.dimensions import described, meant_by, on_mesh
@@ -111,11 +112,14 @@ def _by_library(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | 
 
 def _by_scope(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | None:
     """The innermost annotation that says something of such a collective."""
-    for name in call.scopes:
-        for scope in _SCOPES:
-            if call.kind in scope.kinds and call.phase in scope.phases and scope.pattern.search(name.lower()):
-                return Judgement(scope.purpose, f"annotation {name}")
-    return None
+    found = ((name, _meant_by_scope(name, call.kind, call.phase)) for name in call.scopes)
+    return next((Judgement(purpose, f"annotation {name}") for name, purpose in found if purpose), None)
+
+
+@cache
+def _meant_by_scope(name: str, kind: Kind, phase: Phase | None) -> Purpose | None:
+    fitting = (scope for scope in _SCOPES if kind in scope.kinds and phase in scope.phases)
+    return next((scope.purpose for scope in fitting if scope.pattern.search(name.lower())), None)
 
 
 def _by_record(call: Call, expected: Expectations, _: frozenset[str]) -> Judgement | None:
@@ -199,7 +203,8 @@ _RULES: tuple[Rule, ...] = (_by_library, _by_scope, _by_record, _by_hook, _by_si
 
 def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
     """The purpose of each call, in their order."""
-    names = {call.group: names_of(call, expected) for call in calls}
+    last = {call.group: call for call in calls}
+    names = {group: names_of(call, expected) for group, call in last.items()}
     judged = [_first(call, expected, names[call.group]) for call in calls]
     judged = _with_pairs(calls, judged)
     judged = _with_exchanges(calls, judged)

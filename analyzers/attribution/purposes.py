@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from enum import StrEnum
+from functools import cache
 
 UNKNOWN = "unknown"
 """A dimension that nothing tells."""
@@ -69,6 +70,7 @@ _KINDS = (
 )
 
 
+@cache
 def kind_of_operation(operation: str) -> Kind:
     """The kind of an operation as PyTorch or XLA spells it.
 
