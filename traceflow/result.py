@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
+    from rich.console import Console, ConsoleOptions, RenderableType
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
 
@@ -128,22 +130,43 @@ class Result(Protocol):
 
 
 class Shown:
-    """How every result shows itself in a notebook: what was found, and the first rows of its main table."""
+    """How every result shows itself: in a notebook, in IPython, to rich, as a figure, and in one line.
+
+    How is the report's business, and is loaded when it is asked for.
+    """
 
     __slots__ = ()
 
+    def __init_subclass__(cls) -> None:
+        """A dataclass writes a `repr` as long as its columns, unless it has one, and IPython takes it for the text."""
+        for name in ("__repr__", "_repr_pretty_"):
+            setattr(cls, name, getattr(Shown, name))
+
+    def __repr__(self: Result) -> str:
+        """One line, whatever the size of the result."""
+        from traceflow.report.shown import in_one_line
+
+        return in_one_line(self)
+
     def _repr_html_(self: Result) -> str:
-        table = self.to_pandas()
-        rows = table.head(_SHOWN_ROWS).to_html(index=False, border=0, float_format="{:,.4g}".format, max_rows=None)
-        found = "".join(f"<li>{_found(finding)}</li>" for finding in self.findings[:_SHOWN_ROWS])
-        title = f"<p><b>{escape(self.kind)}</b>, {len(table):,} rows, {len(self.findings):,} findings</p>"
-        return f"{title}<ul>{found}</ul>{rows}" if found else f"{title}{rows}"
+        from traceflow.report.shown import as_html
 
+        return as_html(self)
 
-_SHOWN_ROWS = 10
+    def _repr_pretty_(self: Result, printer: Any, cycle: bool) -> None:  # noqa: FBT001  # as IPython calls it
+        from traceflow.report.shown import as_text
 
+        del cycle  # a result holds none
+        printer.text(as_text(self, width=printer.max_width))
 
-def _found(finding: Finding) -> str:
-    """A finding in one line of HTML, its suggestion on hovering."""
-    text = f"{finding.code} {finding.severity}: {finding.title} ({finding.provenance})"
-    return f'<span title="{escape(finding.suggestion)}">{escape(text)}</span>'
+    def __rich_console__(self: Result, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        from traceflow.report.shown import as_rich
+
+        del console
+        yield as_rich(self, width=options.max_width)
+
+    def figure(self: Result) -> go.Figure:
+        """The result as a figure of plotly: a critical path over time, anything else as bars."""
+        from traceflow.report.charts import figure_of
+
+        return figure_of(self)

@@ -52,6 +52,10 @@ class QueryResult:
 
         return pd.DataFrame.from_records(self.rows, columns=list(self.columns))
 
+    def _repr_html_(self) -> str:
+        """As a notebook shows a data frame."""
+        return self.to_pandas().to_html(max_rows=20)
+
 
 def _plain(value: object) -> Json:
     if isinstance(value, int) and abs(value) >= _BEYOND_JSON:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from traceflow.report.timeline import participant
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from traceflow.report.subject import CriticalPath, Segments
+    from traceflow.report.subject import Segments
     from traceflow.trace.model import Rows
 
 COLOURS = {
@@ -30,11 +30,19 @@ COLOURS = {
 MOST_BARS = 4_000
 
 
-def path_figure(path: CriticalPath) -> go.Figure:
+class Tiled(Protocol):
+    """A window that segments tile, as it was or as it would be."""
+
+    @property
+    def segments(self) -> Segments:
+        """The segments."""
+
+
+def path_figure(path: Tiled) -> go.Figure:
     """The critical path over time, one row per participant and lane, coloured by kind.
 
     Args:
-        path: A critical path. Of a very long one the shortest segments are left out, and the title says how many.
+        path: A critical path, or that of a what-if. Of a very long one the shortest segments are left out, and the title says how many.
 
     Returns:
         A figure whose bars tell name, kind, duration and edge on hover.
@@ -44,10 +52,10 @@ def path_figure(path: CriticalPath) -> go.Figure:
     segments = path.segments
     drawn = np.sort(np.argsort(-segments.duration_ns, kind="stable")[:MOST_BARS])
     places = _places(segments)
-    bars = [_bars(segments, drawn[segments.kind[drawn] == kind], kind) for kind in COLOURS if kind in path.by_kind_ns]
+    bars = [_bars(segments, drawn[segments.kind[drawn] == kind], kind) for kind in COLOURS if kind in segments.kind]
     figure = go.Figure(bars)
     figure.update_layout(
-        title=_title(path, len(segments) - len(drawn)),
+        title=_title(segments, len(segments) - len(drawn)),
         barmode="overlay",
         bargap=0.35,
         xaxis_title="ms from the start of the window",
@@ -69,18 +77,23 @@ def _bars(segments: Segments, rows: Rows, kind: str) -> go.Bar:
         base=(segments.start_ns[rows] - segments.start_ns[0]) / 1e6,
         x=segments.duration_ns[rows] / 1e6,
         marker={"color": COLOURS[kind], "line": {"width": 0}},
-        customdata=[[_shown(segments.name[row], 100), segments.edge[row] or "start of the window"] for row in rows],
+        customdata=[[shown_name(segments.name[row], 100), segments.edge[row] or "start of the window"] for row in rows],
         hovertemplate="<b>%{customdata[0]}</b><br>%{x:.6~g} ms, from %{base:.6~g} ms<br>reached by: %{customdata[1]}",
     )
 
 
 def _place(segments: Segments, row: int) -> str:
     who = participant(int(segments.rank[row]), int(segments.device[row]))
-    return f"{who}, {_shown(segments.lane[row], 30)}"
+    return f"{who}, {shown_name(segments.lane[row], 30)}"
 
 
-def _shown(name: str, limit: int) -> str:
-    """A name as plotly shows it: it takes angle brackets for markup, and drops the arguments of templates."""
+def shown_name(name: str, limit: int) -> str:
+    """A name as plotly shows it: it takes angle brackets for markup, and drops the arguments of templates.
+
+    Args:
+        name: A name from a trace.
+        limit: Most characters to keep.
+    """
     return escape(printable(name, limit), quote=False)
 
 
@@ -93,6 +106,6 @@ def _places(segments: Segments) -> list[str]:
     return [_place(segments, first[key]) for key in sorted(first)]
 
 
-def _title(path: CriticalPath, left_out: int) -> str:
-    title = f"Critical path, {path.makespan_ns / 1e6:,.3f} ms"
+def _title(segments: Segments, left_out: int) -> str:
+    title = f"Critical path, {segments.duration_ns.sum() / 1e6:,.3f} ms"
     return f"{title}, without its {left_out:,} shortest segments" if left_out else title

@@ -70,7 +70,16 @@ def size_text(size_bytes: int | None) -> str:
     """
     if size_bytes is None:
         return UNKNOWN
-    if size_bytes < 1024:
-        return f"{size_bytes} B"
-    power = min((size_bytes.bit_length() - 1) // 10, 4)
-    return f"{size_bytes / 1024**power:,.1f} {'KMGT'[power - 1]}iB"
+    factor, unit = size_unit(size_bytes)
+    return f"{size_bytes / factor:,.{1 if factor > 1 else 0}f} {unit}"
+
+
+def size_unit(size_bytes: int) -> tuple[int, str]:
+    """The largest binary unit that a size reaches: its bytes and its name.
+
+    Example:
+        >>> size_unit(512), size_unit(352_321_536)
+        ((1, 'B'), (1048576, 'MiB'))
+    """
+    power = min(max(abs(size_bytes).bit_length() - 1, 0) // 10, 4)
+    return 1024**power, ("B", "KiB", "MiB", "GiB", "TiB")[power]
