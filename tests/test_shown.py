@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from html.parser import HTMLParser
 from io import StringIO
+from typing import ClassVar
 
 import pandas as pd
 import pytest
