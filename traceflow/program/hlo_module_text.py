@@ -95,6 +95,8 @@ def read_hlo_text(text: str, program_id: int) -> HloModule:
         raise _damaged("it has no entry computation")
     try:
         return _module(head[1], program_id, parts, scheduled="is_scheduled=true" in text.partition("\n")[0])
+    except OverflowError as error:
+        raise _damaged("it has a number that is too large") from error
     except (LookupError, ValueError) as error:
         raise _damaged(f"it refers to {error}, which is not in it") from error
 

@@ -53,7 +53,7 @@ def read_hlo_proto(content: bytes, program_id: int | None = None) -> HloModule:
     try:
         proto = message("HloProto").FromString(content)
         return _module(proto, proto.hlo_module.id if program_id is None else program_id)
-    except (DecodeError, ValueError, LookupError) as error:
+    except (DecodeError, ValueError, LookupError, OverflowError) as error:
         why = str(error).partition("\n")[0] or type(error).__name__
         raise TraceflowError("TF103", "cannot read an HLO program", why, "record or dump it again") from error
 

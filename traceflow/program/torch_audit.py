@@ -128,7 +128,9 @@ class _PlacedOn(msgspec.Struct):
     ranks: Any  # nested as deeply as there are axes
 
     def mesh(self) -> TorchMesh:
-        ranks = np.array(self.ranks, np.int64)
+        ranks = np.array(self.ranks)
+        if ranks.dtype.kind != "i":
+            raise ValueError("a mesh has something else than ranks")
         names = self.names or tuple(f"axis{i}" for i in range(ranks.ndim))
         return TorchMesh(names, ranks.shape, tuple(ranks.reshape(-1).tolist()))
 
@@ -183,7 +185,7 @@ def read_torch_audit(path: Path) -> TorchAudit:
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {path}", why, "check the path") from error
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+    except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise TraceflowError("TF103", f"cannot read {path}", str(error), "audit again, or delete it") from error
 
 

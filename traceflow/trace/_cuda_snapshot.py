@@ -18,6 +18,7 @@ _PICKLE = tuple(bytes((0x80, protocol)) for protocol in range(2, 6))
 _KEYS = (b"device_traces", b"segments")
 _DAMAGED = (
     pickle.UnpicklingError, EOFError, ValueError, LookupError, TypeError, AttributeError, OverflowError, MemoryError,
+    RecursionError,
 )  # fmt: skip
 _RESERVED = {"segment_alloc": 1, "segment_map": 1, "segment_free": -1, "segment_unmap": -1}
 _FREE = "inactive"
@@ -52,9 +53,14 @@ def snapshot_rows(content: bytes, path: Path) -> tuple[list[tuple[int, int, int,
     Raises:
         TraceflowError: TF103 when it is damaged or of another form, TF109 when it asks for more than plain values.
     """
+    from traceflow.trace._pickle_memo import highest_place
+
     try:
+        if highest_place(content) > len(content):
+            raise ValueError("it asks for more memory than it has content")
         told = _Plain(io.BytesIO(content)).load()
         histories, segments = told["device_traces"], told["segments"]
+        _refuse_repeated((*histories, *segments))
         devices = [
             _Device(number, history, [s for s in segments if s["device"] == number])
             for number, history in enumerate(histories)
@@ -72,12 +78,27 @@ def snapshot_rows(content: bytes, path: Path) -> tuple[list[tuple[int, int, int,
     return rows, Tally(read, read - others.total(), {}, {f"action {name}": n for name, n in others.items()}, notes)
 
 
+def _refuse_repeated(values: Sequence[object]) -> None:
+    """Refuse what is one thing in many places: a short pickle could be a long history."""
+    if len({id(value) for value in values}) < len(values):
+        raise ValueError("one part stands in several places")
+
+
+def _integer(said: Mapping[str, Any], name: str) -> int:
+    value = said[name]
+    if type(value) is not int:
+        raise TypeError(f"{name} is no whole number")
+    return value
+
+
 def _change(event: Mapping[str, Any]) -> int:
     """What an event does: 1 and -1 allocate and free a block, 2 and -2 a segment; 0 for what changes nothing.
 
     A block is free when that is completed: until then another stream may still use it.
     """
     action = event["action"]
+    if type(action) is not str:
+        raise TypeError("action is no text")
     return {"alloc": 1, "free_completed": -1}.get(action, 2 * _RESERVED.get(action, 0))
 
 
@@ -89,18 +110,20 @@ class _Device:
     ) -> None:
         self._number = number
         self._events = [(event, _change(event)) for event in history if _change(event)]
-        self._active = {b["address"]: b["size"] for s in segments for b in s["blocks"] if b["state"] != _FREE}
-        self._reserved_bytes = sum(segment["total_size"] for segment in segments)
+        self._active = {
+            _integer(b, "address"): _integer(b, "size") for s in segments for b in s["blocks"] if b["state"] != _FREE
+        }
+        self._reserved_bytes = sum(_integer(segment, "total_size") for segment in segments)
         before_bytes = self._before()
         self._is_whole = before_bytes is not None
-        blocks = [change * event["size"] if abs(change) == 1 else 0 for event, change in self._events]
-        held = [change // 2 * event["size"] if abs(change) == 2 else 0 for event, change in self._events]
+        blocks = [change * _integer(event, "size") if abs(change) == 1 else 0 for event, change in self._events]
+        held = [change // 2 * _integer(event, "size") if abs(change) == 2 else 0 for event, change in self._events]
         allocated = list(accumulate(blocks, initial=before_bytes or 0))[1:]
         reserved = list(accumulate(held, initial=self._reserved_bytes - sum(held)))[1:]
         knows_reserved = min(reserved, default=0) >= 0
         self.rows = [
             (
-                1000 * event["time_us"],
+                1000 * _integer(event, "time_us"),
                 number,
                 change_bytes,
                 total if self._is_whole else ABSENT,
@@ -118,12 +141,13 @@ class _Device:
         live: dict[int, int] = {}
         before_bytes = 0
         for event, change in self._events:
-            if change == 1 and event["addr"] in live:
+            address, size = _integer(event, "addr"), _integer(event, "size")
+            if change == 1 and address in live:
                 return None  # its release is missing
             if change == 1:
-                live[event["addr"]] = event["size"]
-            elif change == -1 and live.pop(event["addr"], None) is None:
-                before_bytes += event["size"]
+                live[address] = size
+            elif change == -1 and live.pop(address, None) is None:
+                before_bytes += size
         if any(address not in self._active for address in live):
             return None
         kept_bytes: int = sum(size for address, size in self._active.items() if address not in live)

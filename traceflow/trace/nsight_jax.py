@@ -63,7 +63,7 @@ def looks_like_nsight_jax(file: Path) -> bool:
             return False
     try:
         names = set(pyarrow.parquet.read_schema(file).names)
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException, UnicodeDecodeError):
         return file.name == _WRITTEN_AS  # a rank whose table is damaged must not vanish without a word
     return {"Name", "Projected Start", "Projected Duration"} <= names or {"Text", "Start", "End", "Range ID"} <= names
 
@@ -73,10 +73,12 @@ def _table(path: Path) -> pa.Table:
     import pyarrow.parquet
 
     try:
-        return pyarrow.parquet.ParquetFile(path).read()  # without what a dataset of many files would import
-    except (OSError, pa.ArrowException) as error:
+        table = pyarrow.parquet.ParquetFile(path).read()  # without what a dataset of many files would import
+        table.validate(full=True)
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise TraceflowError("TF103", f"cannot read {path}", why, "copy the table again") from error
+    return table
 
 
 def read_nsight_jax(

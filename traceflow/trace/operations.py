@@ -179,10 +179,13 @@ def _table(path: Path) -> pa.Table:
     if is_timeline(head):
         return timeline_table(path)
     try:
-        return pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
-    except (OSError, pa.ArrowException) as error:
+        table = pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
+        table.validate(full=True)
+        _ = table.column_names  # which are decoded here
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
         raise TraceflowError("TF103", f"cannot read {path.name}", why, "copy or write the table again") from error
+    return table
 
 
 def _columns(table: pa.Table, name: str) -> _Columns:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import msgspec
 import numpy as np
@@ -21,9 +21,11 @@ from traceflow.errors import TraceflowError
 from traceflow.result import Tally
 from traceflow.trace._cuda_snapshot import looks_like_snapshot, snapshot_rows
 from traceflow.trace.canonical import canonical
-from traceflow.trace.model import ABSENT, MemoryEvents, MemorySource, MemoryUse, Rank, Trace
+from traceflow.trace.model import ABSENT, Int64, MemoryEvents, MemorySource, MemoryUse, Rank, Trace
 from traceflow.trace.untraced import untraced
 
+_Use: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=int(max(MemoryUse)))]
+_Action: TypeAlias = tuple[int, int, int, _Use]  # moment, what happened, bytes, for what
 Row: TypeAlias = tuple[int, int, int, int, int, int]
 """Time in ns, device, change, allocated in all, reserved in all, use."""
 
@@ -32,7 +34,18 @@ _ROWS = re.compile(rb"\s*\[\s*\[\s*-?\d+\s*,\s*[1-4]\s*,\s*-?\d+\s*,\s*[0-7]\s*\
 _TABLE = re.compile(rb"\s*\[\s*\[\s*(?:-?\d+(?:\.\d+)?\s*,\s*)+")
 _RECORDED = re.compile(rb'\s*\{\s*"device"\s*:\s*"[^"]*"\s*,\s*"categories"\s*:')
 _DEVICE = re.compile(r"cuda:(\d+)|xpu:(\d+)|mtia:(\d+)")
+_LARGEST, _LARGEST_DEVICE = 2**61, np.iinfo(np.int32).max
 _UNTIMED = -1  # of what was there before recording began
+_DAMAGED = (ValueError, TypeError, LookupError, OverflowError, RecursionError)
+
+
+class _Recorded(msgspec.Struct):
+    """A timeline that traceflow recorded."""
+
+    device: str
+    categories: tuple[str, ...]
+    times_ns: list[int]
+    allocated_bytes: list[list[int]]
 
 
 def looks_like_torch_memory(head: bytes) -> bool:
@@ -66,11 +79,16 @@ def read_torch_memory(path: Path, *, rank: int = 0) -> Trace:
             content = gzip.decompress(content)
         except (OSError, EOFError, zlib.error) as error:
             raise TraceflowError("TF105", f"cannot unpack {path}", str(error), "copy the file again") from error
-    rows, tally, source = _rows(content, path)
+    try:
+        rows, tally, source = _rows(content, path)
+        columns = _columns(rows)
+    except _DAMAGED as error:
+        why = str(error).partition("\n")[0] or type(error).__name__
+        raise TraceflowError("TF103", f"cannot read {path}", why, "copy it again, or record again") from error
     if not rows:
         why = "it holds no allocation or release"
         raise TraceflowError("TF104", f"nothing to explain in {path}", why, "let the program allocate while recording")
-    return _trace(rows, tally, source, Rank(rank, None, None, path.name))
+    return _trace(columns, tally, source, Rank(rank, None, None, path.name))
 
 
 def with_memory(trace: Trace, other: Trace) -> Trace:
@@ -89,16 +107,20 @@ def with_memory(trace: Trace, other: Trace) -> Trace:
 def _rows(content: bytes, path: Path) -> tuple[list[Row], Tally, MemorySource]:
     if looks_like_snapshot(content):
         return (*snapshot_rows(content, path), MemorySource.SNAPSHOT)
-    try:
-        told = msgspec.json.decode(content)
-        rows = _recorded(told) if isinstance(told, dict) else _table(*told) if len(told) == 2 else _actions(told)
-    except (ValueError, TypeError, LookupError) as error:
-        why = str(error).partition("\n")[0] or type(error).__name__
-        raise TraceflowError("TF103", f"cannot read {path}", why, "copy it again, or record again") from error
+    rows = _timeline(content)
     return rows, Tally(len(rows), len(rows)), MemorySource.TIMELINE
 
 
-def _actions(told: Sequence[Sequence[int]]) -> list[Row]:
+def _timeline(content: bytes) -> list[Row]:
+    if content.lstrip().startswith(b"{"):
+        return _recorded(msgspec.json.decode(content, type=_Recorded))
+    try:
+        return _actions(msgspec.json.decode(content, type=list[_Action]))
+    except msgspec.ValidationError:
+        return _table(*msgspec.json.decode(content, type=tuple[list[float], list[list[int]]]))
+
+
+def _actions(told: Sequence[_Action]) -> list[Row]:
     """Rows of what happened to each tensor; a new version of one moves its bytes from one use to another."""
     first_ns = min((row[0] for row in told if row[0] != _UNTIMED), default=0)
     rows, total = [], 0
@@ -108,12 +130,12 @@ def _actions(told: Sequence[Sequence[int]]) -> list[Row]:
     return rows
 
 
-def _recorded(told: Mapping[str, Any]) -> list[Row]:
+def _recorded(told: _Recorded) -> list[Row]:
     """What traceflow records: amounts per use, at moments in ns."""
-    uses = [getattr(MemoryUse, name.upper(), MemoryUse.UNKNOWN) for name in told["categories"]]
-    found = _DEVICE.match(told["device"])
+    uses = [MemoryUse.__members__.get(name.upper(), MemoryUse.UNKNOWN) for name in told.categories]
+    found = _DEVICE.match(told.device)
     device = ABSENT if found is None else int(found[found.lastindex or 0])
-    return _differences(told["times_ns"], told["allocated_bytes"], uses, device)
+    return _differences(told.times_ns, told.allocated_bytes, uses, device)
 
 
 def _table(times_us: Sequence[float], sizes: Sequence[Sequence[int]]) -> list[Row]:
@@ -136,13 +158,27 @@ def _differences(
     return rows
 
 
-def _trace(rows: Sequence[Row], tally: Tally, source: MemorySource, rank: Rank) -> Trace:
-    time, device, change, allocated, reserved, use = (np.array(column, np.int64) for column in zip(*rows, strict=True))
+def _columns(rows: Sequence[Row]) -> Int64:
+    """Rows as columns, shape (6, rows).
+
+    Raises:
+        ValueError: where a number cannot be true, and sums of such would leave 64 bits.
+    """
+    columns: Int64 = np.array(rows, np.int64).reshape(-1, 6).T
+    if ((columns > _LARGEST) | (columns < -_LARGEST)).any():
+        raise ValueError("it has times or sizes that cannot be")
+    if ((columns[1] > _LARGEST_DEVICE) | (columns[1] < ABSENT)).any():
+        raise ValueError("it names devices that cannot be")
+    return columns
+
+
+def _trace(columns: Int64, tally: Tally, source: MemorySource, rank: Rank) -> Trace:
+    time, device, change, allocated, reserved, use = columns
     memory = MemoryEvents(
         time_ns=time,
-        rank=np.full(len(rows), rank.rank, np.int32),
+        rank=np.full(len(time), rank.rank, np.int32),
         device=device.astype(np.int32),
-        source=np.full(len(rows), source, np.int8),
+        source=np.full(len(time), source, np.int8),
         change_bytes=change,
         allocated_bytes=allocated,
         reserved_bytes=reserved,
