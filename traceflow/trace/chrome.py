@@ -87,7 +87,7 @@ def _planes(events: list[_Event], count: Count) -> list[Plane]:
                 count.drop(reason, 1)
             else:
                 processes.setdefault(event.get("pid"), {}).setdefault(event.get("tid"), []).append(event)
-    names = {_place(event): _title(event) for event in events if event["ph"] == "M"}
+    names = {_place(event): _title(event) for event in events if event["ph"] == "M" and _is_placed(event)}
     return [
         Plane(names.get((process, "process_name", None), f"process {process}"), _lines(threads, process, names))
         for process, threads in processes.items()
@@ -98,6 +98,11 @@ def _place(event: _Event) -> _Place:
     """What a metadata event is about: a process, or one of its threads."""
     kind = event.get("name")
     return event.get("pid"), kind, None if kind == "process_name" else event.get("tid")
+
+
+def _is_placed(event: _Event) -> bool:
+    """Whether process, thread and name are words or numbers."""
+    return not any(isinstance(event.get(key), dict | list) for key in ("pid", "tid", "name"))
 
 
 def _title(event: _Event) -> str:
@@ -140,6 +145,8 @@ def _unusable(event: _Event) -> str | None:
         return "not a span"
     if "name" not in event:
         return "without a name"
+    if not _is_placed(event):
+        return "process, thread or name is neither a word nor a number"
     if not (_is_time(event.get("ts")) and _is_time(event.get("dur")) and event["dur"] >= 0):
         return WITHOUT_TIME
     return noise(str(event["name"]))
