@@ -10,8 +10,11 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from operator import index
 from pathlib import Path
 from typing import Any
+
+from traceflow.trace._json_text import with_whole_characters
 
 # The writer spreads an event over lines, in this order, with all its arguments on one of them.
 _EVENT = re.compile(
@@ -21,6 +24,7 @@ _EVENT = re.compile(
 )
 _PIECE_BYTES = 1 << 22
 _EVENT_BYTES = 1 << 18  # no event is longer than this
+_MOST = 2**56  # numbers that any tensors hold together
 _DAMAGE = (EOFError, gzip.BadGzipFile, zlib.error)
 
 
@@ -46,7 +50,9 @@ def read_arguments(file: Path) -> Mapping[tuple[str, int], Arguments]:
             if match["base"]:
                 base_ns = int(match["base"])
             else:
-                found[match["name"].decode(), _nanoseconds(match["ts"])] = _arguments(match["arguments"])
+                found[match["name"].decode("utf-8", "replace"), _nanoseconds(match["ts"])] = _arguments(
+                    match["arguments"]
+                )
     return {(name, base_ns + ns): arguments for (name, ns), arguments in found.items() if arguments}
 
 
@@ -73,10 +79,11 @@ def _nanoseconds(microseconds: bytes) -> int:
 
 def _arguments(spelled: bytes) -> Arguments | None:
     try:
-        said = json.loads(b"{" + spelled + b"}")
-    except ValueError:
+        said = json.loads(with_whole_characters(b"{" + spelled + b"}"))
+    except (ValueError, RecursionError):
         return None
-    return Arguments(elements(said.get("Input Dims", [])), tuple(map(str, said.get("Concrete Inputs", []))))
+    values = said.get("Concrete Inputs")
+    return Arguments(elements(said.get("Input Dims", [])), tuple(map(str, values if isinstance(values, list) else [])))
 
 
 def elements(shapes: Any) -> int | None:
@@ -89,6 +96,7 @@ def elements(shapes: Any) -> int | None:
     if not isinstance(shapes, list):
         return None
     try:
-        return sum(math.prod(shape) for shape in shapes)
+        count = sum(math.prod(map(index, shape)) for shape in shapes)
     except TypeError:
         return None
+    return count if 0 <= count < _MOST else None

@@ -283,7 +283,7 @@ def _spelled(rows: Rows) -> dict[int, str]:
 def _compact(text: str) -> str:
     try:
         return json.dumps(json.loads(text))
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 

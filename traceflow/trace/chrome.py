@@ -20,6 +20,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
 from traceflow.program.module import Programs
+from traceflow.trace._json_text import with_whole_characters
 from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, Stats, distinct_names, noise
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
@@ -66,8 +67,8 @@ def _events(path: Path) -> list[_Event]:
         except (OSError, EOFError, zlib.error) as error:
             raise TraceflowError("TF105", f"cannot read {path}", str(error), "copy the file again") from error
     try:
-        document = json.loads(content, parse_float=Decimal)
-    except (ValueError, RecursionError) as error:
+        document = json.loads(with_whole_characters(content), parse_float=Decimal)
+    except (ValueError, ArithmeticError, RecursionError) as error:
         why = f"it is no complete JSON ({error})"
         raise TraceflowError("TF103", f"cannot read {path}", why, "copy the file again, or record again") from error
     events = document.get("traceEvents") if isinstance(document, dict) else document

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from traceflow.errors import TraceflowError
+from traceflow.trace._json_text import with_whole_characters
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -80,10 +81,10 @@ def _events(path: Path) -> list[_Event]:
     what, content = f"cannot read {path.name}", path.read_bytes()
     try:
         text = gzip.decompress(content) if content.startswith(_GZIP) else content
-        document = json.loads(text, parse_float=Decimal)
+        document = json.loads(with_whole_characters(text), parse_float=Decimal)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceflowError("TF105", what, str(error), "copy the file again") from error
-    except (ValueError, RecursionError) as error:
+    except (ValueError, ArithmeticError, RecursionError) as error:
         raise TraceflowError("TF103", what, f"it is no complete JSON ({error})", "copy the file again") from error
     events = document.get("traceEvents") if isinstance(document, dict) else document
     return [event for event in events if isinstance(event, dict)] if isinstance(events, list) else []
