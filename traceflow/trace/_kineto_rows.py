@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from traceflow.program.operators import COUNTED
 from traceflow.trace import _kineto_scan as k
 from traceflow.trace import _text_columns as t
+from traceflow.trace._json_text import with_whole_characters
 
 if TYPE_CHECKING:
     from traceflow.result import Json
@@ -431,7 +432,10 @@ def _decoded(spelled: bytes) -> str:
     text = spelled.decode("utf-8", "replace")
     if "\\" not in text:
         return text
-    undone: str = json.loads(f'"{_with_valid_escapes(text)}"', strict=False)
+    try:
+        undone: str = json.loads(f'"{_with_valid_escapes(text)}"', strict=False)
+    except ValueError:  # an object or a list with texts of its own
+        return text
     return undone.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no character
 
 
@@ -441,10 +445,10 @@ def _with_valid_escapes(text: str) -> str:
 
 def _member(spelled: bytes) -> dict[str, Json]:
     """One member of the top-level object; nothing where it cannot be understood."""
-    text = spelled.decode("utf-8", "replace")
+    text = with_whole_characters(spelled).decode("utf-8", "replace")
     for attempt in (text, _SUPERFLUOUS_COMMA.sub("", _with_valid_escapes(text))):
         try:
             return dict(json.loads(f"{{{attempt}}}", strict=False))
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
     return {}

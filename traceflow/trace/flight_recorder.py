@@ -20,6 +20,7 @@ import numpy as np
 from traceflow.result import Json, Note, Tally
 from traceflow.trace._gloo import Call, Found, Operators, Record, find_collectives, find_transfers
 from traceflow.trace._gloo_transfers import with_posts
+from traceflow.trace._json_text import with_whole_characters
 from traceflow.trace._kineto_arguments import Arguments, elements, read_arguments
 from traceflow.trace.model import ABSENT, Communications, Flows, Group, Int64, Kind, Trace
 
@@ -28,6 +29,7 @@ Given: TypeAlias = Mapping[tuple[str, int], Arguments]
 
 _NOTHING: Given = MappingProxyType({})
 _UNKNOWN = Arguments(None, ())
+_LARGEST = 2**61
 
 
 def with_recording_beside(trace: Trace, file: Path) -> Trace:
@@ -107,12 +109,12 @@ def _calls(trace: Trace, rows: Int64, arguments: Given) -> list[Call]:
 def _read(dump: bytes | Mapping[str, Json]) -> tuple[list[Group], list[Record]]:
     """The groups in the order in which the process made them, and what it issued with gloo; nothing if damaged."""
     try:
-        held: Any = json.loads(dump) if isinstance(dump, bytes) else dump
+        held: Any = json.loads(with_whole_characters(dump)) if isinstance(dump, bytes) else dump
         entries = [entry for entry in held["entries"] if entry["profiling_name"].startswith("gloo:")]
         configured = held.get("pg_config", {})
         used = [entry["process_group"][0] for entry in sorted(entries, key=lambda entry: entry["pg_id"])]
-        names = list(dict.fromkeys(name for name in (*used, *configured) if name))
-        records = [_record(entry, names.index(entry["process_group"][0])) for entry in entries]
+        names = list(dict.fromkeys(str(name) for name in (*used, *configured) if name))
+        records = [_record(entry, names.index(str(entry["process_group"][0]))) for entry in entries]
         return [_group(name, configured.get(name, {})) for name in names], records
     except (ValueError, RecursionError, KeyError, TypeError, AttributeError, IndexError):
         return [], []
@@ -122,12 +124,18 @@ def _record(entry: Mapping[str, Any], group: int) -> Record:
     return Record(
         group=group,
         name=entry["profiling_name"],
-        sequence=entry["collective_seq_id"],
-        position=entry["op_id"],
-        created_ns=entry["time_created_ns"],
+        sequence=_whole(entry["collective_seq_id"]),
+        position=_whole(entry["op_id"]),
+        created_ns=_whole(entry["time_created_ns"]),
         elements=elements(entry["input_sizes"]),
         payload_bytes=_payload_bytes(entry["input_sizes"], entry["input_dtypes"]),
     )
+
+
+def _whole(value: object) -> int:
+    if type(value) is not int or abs(value) > _LARGEST:
+        raise TypeError("a number of the recorder is none")
+    return value
 
 
 def _payload_bytes(shapes: Sequence[Any], dtypes: Sequence[str]) -> int:
@@ -139,7 +147,7 @@ def _payload_bytes(shapes: Sequence[Any], dtypes: Sequence[str]) -> int:
 
 
 def _group(name: str, configured: Mapping[str, Any]) -> Group:
-    members = tuple(map(int, re.findall(r"\d+", str(configured.get("ranks", "")))))
+    members = tuple(map(int, re.findall(r"\d{1,9}", str(configured.get("ranks", "")))))
     return Group(name, members, len(members) or ABSENT, str(configured.get("desc", "")))
 
 
