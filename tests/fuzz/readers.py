@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -22,6 +22,7 @@ class Reader:
         seeds: Inputs that hostile ones are made from.
         words: Pieces that inputs of this kind are made of.
         beside: Files that lie beside, by name.
+        environment: Of the process in which it runs; empty where any will do.
     """
 
     file: str
@@ -29,6 +30,7 @@ class Reader:
     seeds: Callable[[], Iterable[bytes]]
     words: tuple[str, ...] = ()
     beside: Callable[[], dict[str, bytes]] = dict
+    environment: dict[str, str] = field(default_factory=dict)
 
 
 def _kineto(file: Path) -> None:

@@ -49,6 +49,13 @@ def assert_sound(trace: Trace) -> None:
         _assert_within(column, count, 0, "an event")
     order = np.lexsort((-events.end_ns, events.start_ns, events.lane))
     assert (np.diff(order) > 0).all(), "events are out of order"
+    for text in (
+        *trace.strings,
+        *trace.lanes.name,
+        *trace.metadata.values(),
+        *(str(rank.host) for rank in trace.ranks),
+    ):
+        text.encode()
     tally = trace.tally
     assert tally.read == tally.kept + sum(tally.dropped.values()), "events are not accounted for"
 
