@@ -21,6 +21,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
+import traceflow
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
@@ -102,6 +103,14 @@ def _spelled(word: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in word.encode())
 
 
+def _compiled() -> list[str]:
+    """The modules whose functions numba compiles from their bytecode, which must stay as it is."""
+    package = Path(traceflow.__file__).parent
+    files = [*package.rglob("*.py"), *(package / "analyzers").rglob("*.py")]  # a link, which rglob does not follow
+    compiled = [file.relative_to(package.parent) for file in files if "njit" in file.read_text()]
+    return [".".join(file.with_suffix("").parts) for file in compiled]
+
+
 def main(arguments: list[str]) -> None:
     """Fuzz one reader."""
     parser = argparse.ArgumentParser()
@@ -113,7 +122,7 @@ def main(arguments: list[str]) -> None:
     import atheris
 
     warnings.simplefilter("error")
-    with atheris.instrument_imports(include=["traceflow"], exclude=COMPILED):
+    with atheris.instrument_imports(include=["traceflow"], exclude=_compiled()):
         from fuzz.readers import READERS
 
         reader, folder = READERS[chosen.reader], chosen.folder
@@ -129,14 +138,6 @@ def main(arguments: list[str]) -> None:
     atheris.Setup([sys.argv[0], *options, str(corpus)], trial)
     atheris.Fuzz()
 
-
-# Numba compiles these from their bytecode, which must stay as it is.
-COMPILED = [
-    "traceflow.trace._kineto_scan",
-    "traceflow.trace._text_columns",
-    "traceflow.trace._nesting",
-    "traceflow._replay",
-]
 
 if __name__ == "__main__":
     main(sys.argv[1:])
