@@ -12,6 +12,7 @@ import argparse
 import atexit
 import json
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from fuzz.readers import Reader
 
 MEMORY = "/dev/shm"  # noqa: S108  # files that are never on a disk; a folder of a random name is made in it
+KERNEL = re.compile(r"^from (?:numba|traceflow\.compiled) import", re.MULTILINE)
 PATIENCE_S = 10  # for one input of 16 kB at most
 MOST_BYTES = 64 << 20  # that one such input may add to the memory of the process
 
@@ -107,7 +109,7 @@ def _compiled() -> list[str]:
     """The modules whose functions numba compiles from their bytecode, which must stay as it is."""
     package = Path(traceflow.__file__).parent
     files = [*package.rglob("*.py"), *(package / "analyzers").rglob("*.py")]  # a link, which rglob does not follow
-    compiled = [file.relative_to(package.parent) for file in files if "njit" in file.read_text()]
+    compiled = [file.relative_to(package.parent) for file in files if KERNEL.search(file.read_text())]
     return [".".join(file.with_suffix("").parts) for file in compiled]
 
 
