@@ -57,6 +57,7 @@ _HOMES = {
     "check": ("traceflow.asking", "check"),
     "diff": ("traceflow.asking", "diff"),
     "instrument": ("traceflow.instrumenting", "instrument"),
+    "load_ipython_extension": ("traceflow.magic", "load_ipython_extension"),  # for %load_ext traceflow
     "moe": ("traceflow.routed", "moe"),
     "open": ("traceflow.run", "open_run"),
     "record": ("traceflow.recording", "record"),

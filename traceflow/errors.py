@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from linecache import getline
+from traceback import walk_tb
+
+_NOT_THE_USERS = frozenset({"traceflow", "contextlib", "functools"})
+
 
 class TraceflowError(Exception):
     """An input or a request that traceflow refuses, told in one line.
@@ -23,3 +29,14 @@ class TraceflowError(Exception):
 
     def __str__(self) -> str:
         return f"{self.code}: {self.what}: {self.why}; {self.hint}"
+
+    def _render_traceback_(self) -> list[str]:
+        """As IPython shows it: the line of the user's own that asked, and what is wrong, without the way between."""
+        way = [(frame, line) for frame, line in walk_tb(self.__traceback__) if _is_the_users(frame.f_globals)]
+        asked = [getline(frame.f_code.co_filename, line, frame.f_globals).strip() for frame, line in way[-1:]]
+        return [*(f"----> {line}" for line in asked if line), str(self)]
+
+
+def _is_the_users(names: Mapping[str, object]) -> bool:
+    """Whether code with these globals is none of the package's, nor what the package goes through."""
+    return str(names.get("__name__")).partition(".")[0] not in _NOT_THE_USERS

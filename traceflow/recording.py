@@ -223,6 +223,11 @@ class Recording(Recorder):
         return self._open
 
     @property
+    def folder(self) -> Path:
+        """Where what was recorded lies: the capture, or what takes its place where it is not complete."""
+        return self._folder if self._problem is not None or self._open else self._path
+
+    @property
     def step_number(self) -> int:
         """The number of the step that began last."""
         return self._next_step - 1
