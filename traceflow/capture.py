@@ -161,6 +161,27 @@ def read_manifest(folder: Path) -> Manifest | None:
     return gathered(manifests) if manifests else None
 
 
+def is_manifest(file: Path) -> bool:
+    """Whether a file is a manifest, by its name.
+
+    Example:
+        >>> [is_manifest(Path(name)) for name in ("manifest.json", "manifest.rank00003.json", "rank0.json")]
+        [True, True, False]
+    """
+    return file.name == MANIFEST or file.match(_OF_RANK)
+
+
+def incompleteness(folder: Path) -> str | None:
+    """Why the recording in a folder is not complete, by its manifest; None where it is."""
+    try:
+        manifest = read_manifest(folder)
+    except (TraceflowError, OSError):
+        return f"{MANIFEST} cannot be read"
+    if manifest is None or manifest.complete:
+        return None
+    return manifest.problem or "the program ended before the recording did"
+
+
 def _decoded(file: Path) -> Manifest:
     content = file.read_bytes()
     try:

@@ -14,6 +14,7 @@ from typing import NoReturn
 
 import numpy as np
 
+from traceflow.capture import incompleteness, is_manifest
 from traceflow.errors import TraceflowError
 from traceflow.intent.routing import Routing, read_routing
 from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
@@ -110,6 +111,7 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         parts = _read_all([trace for trace in traces if trace not in memories], read_one)
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
         whole = _with_programs(whole, programs, notes)
+        whole = _with_notes(whole, _incompleteness(files))
         routing = read_routing(files)
         return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits, routing=routing)
     except OSError as error:
@@ -170,8 +172,18 @@ def _with_programs(evidence: Evidence, programs: Programs, notes: tuple[Note, ..
     known = dict(evidence.programs)
     for key, module in programs.items():
         add_program(known, module, key)
-    tally = evidence.trace.tally
-    return replace(evidence, trace=replace(evidence.trace, tally=tally + Tally(notes=notes)), programs=known)
+    return replace(_with_notes(evidence, notes), programs=known)
+
+
+def _with_notes(evidence: Evidence, notes: tuple[Note, ...]) -> Evidence:
+    tally = evidence.trace.tally + Tally(notes=notes)
+    return replace(evidence, trace=replace(evidence.trace, tally=tally))
+
+
+def _incompleteness(files: Iterable[Path]) -> tuple[Note, ...]:
+    """What manifests say of recordings that did not end well."""
+    told = (incompleteness(folder) for folder in sorted({file.parent for file in files if is_manifest(file)}))
+    return tuple(Note("TF319", f"the recording is not complete: {why}", ("/result",)) for why in told if why)
 
 
 def _working(evidence: Evidence) -> Evidence:

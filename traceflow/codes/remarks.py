@@ -117,4 +117,11 @@ REMARKS = (
         "say when ranges were on the device, and not on which stream. What was assumed instead is named in the remark.",
         "See docs/nsight.md for what to record; NVTX of NCCL, one process per device and programs beside it tell more.",
     ),
+    Code(
+        "TF319",
+        "recording not complete",
+        "The manifest says that this recording did not end well: its program was killed or failed, the disk was full, or a "
+        "process of the job ended before the others. What was written until then was read.",
+        "Results hold for the part that is there. Record again; the manifest (`problem`) says what went wrong.",
+    ),
 )
