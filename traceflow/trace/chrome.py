@@ -147,7 +147,7 @@ def _unusable(event: _Event) -> str | None:
     if "name" not in event:
         return "without a name"
     if not _is_placed(event):
-        return "process, thread or name is neither a word nor a number"
+        return "neither thread nor stream"
     if not (_is_time(event.get("ts")) and _is_time(event.get("dur")) and event["dur"] >= 0):
         return WITHOUT_TIME
     return noise(str(event["name"]))
