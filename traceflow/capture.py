@@ -172,11 +172,11 @@ def is_manifest(file: Path) -> bool:
 
 
 def incompleteness(folder: Path) -> str | None:
-    """Why the recording in a folder is not complete, by its manifest; None where it is."""
+    """Why the recording in a folder is not complete, by its manifest; None where it is, or the manifest is another's."""
     try:
         manifest = read_manifest(folder)
     except (TraceflowError, OSError):
-        return f"{MANIFEST} cannot be read"
+        return None
     if manifest is None or manifest.complete:
         return None
     return manifest.problem or "the program ended before the recording did"
