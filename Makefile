@@ -60,4 +60,4 @@ constraints: ## pin the newest releases of everything, with all extras
 	scripts/pin $(PYTHON) > constraints.new && mv constraints.new constraints.txt
 
 clean: ## remove what was built, .venv too
-	rm -rf $(VENV) build demo demo-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build demo demo-torch .mypy_cache .ruff_cache .pytest_cache .hypothesis docs/codes *.egg-info

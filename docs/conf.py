@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from importlib import metadata
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceflow.codes import CODES, Code
@@ -31,29 +32,50 @@ html_title = "traceflow"
 html_copy_source = False
 
 
-def code_section(code: Code) -> str:
-    """One code, as a section that `codes.html#tf101` leads to."""
+CODE_PAGES = Path(__file__).parent / "codes"  # written anew with each build
+FAMILY = re.compile(r"<!-- (TF\d) -->")
+
+
+def code_page(code: Code) -> str:
+    """The page of one code, which `#tf101` leads to from any other page."""
     said = (
         (code.explanation, ""),
-        (code.formula, "*Formula:* "),
-        (code.example, "*Example:* "),
-        (code.remedy, "*What to do:* "),
+        (code.formula, "**Formula:** "),
+        (code.example, "**Example:** "),
+        (f"```console\n$ {code.command}\n{code.output}\n```" if code.command else "", ""),
+        (code.remedy, "**What to do:** "),
     )
     paragraphs = "\n\n".join(f"{label}{text}" for text, label in said if text)
-    return f"({code.code.lower()})=\n### {code.code}: {code.title}\n\n{paragraphs}\n\n"
+    return f"({code.code.lower()})=\n# {code.code}: {code.title}\n\n{paragraphs}\n"
 
 
-def sections_of(family: re.Match[str]) -> str:
-    """All codes of a family, such as TF1."""
-    return "".join(code_section(code) for code in CODES.values() if code.code.startswith(family[1]))
+def write_code_pages(_app: Sphinx) -> None:
+    """One page per code; those that are up to date stay, so that they are not built again."""
+    CODE_PAGES.mkdir(exist_ok=True)
+    pages = {f"{name.lower()}.md": code_page(code) for name, code in CODES.items()}
+    for name, text in pages.items():
+        page = CODE_PAGES / name
+        if not page.exists() or page.read_text(encoding="utf-8") != text:
+            page.write_text(text, encoding="utf-8")
+    for stray in {path.name for path in CODE_PAGES.glob("*.md")} - pages.keys():
+        (CODE_PAGES / stray).unlink()
+
+
+def family_table(family: re.Match[str]) -> str:
+    """All codes of a family, such as TF1, with links to their pages."""
+    rows = (
+        f"| [{name}](#{name.lower()}) | {code.title} |" for name, code in CODES.items() if name.startswith(family[1])
+    )
+    return "\n".join(("| code | means |", "|---|---|", *rows))
 
 
 def put_codes(_app: Sphinx, page: str, source: list[str]) -> None:
     """Put the registry into the places that docs/codes.md keeps for it, one per family."""
     if page == "codes":
-        source[0] = re.sub(r"<!-- (TF\d) -->", sections_of, source[0])
+        source[0] = FAMILY.sub(family_table, source[0])
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
+    app.connect("builder-inited", write_code_pages)
     app.connect("source-read", put_codes)

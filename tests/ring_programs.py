@@ -256,11 +256,16 @@ def _function(program: Program) -> tuple[Any, list[NamedSharding]]:
     return jax.jit(body), operands
 
 
-def compiled(name: str, size: tuple[int, int, int] = (8, 16, 32)) -> HloModule:
-    """What the compiler makes of a program; nothing runs."""
+def lowered(name: str, size: tuple[int, int, int] = (8, 16, 32)) -> tuple[Any, list[jax.ShapeDtypeStruct]]:
+    """A program, and the shapes that it is compiled for."""
     function, shardings = _function(PROGRAMS[name])
     shapes = [(size[0], size[1]), (size[1], size[2])]
-    arguments = [jax.ShapeDtypeStruct(s, np.float32, sharding=p) for s, p in zip(shapes, shardings, strict=True)]
+    return function, [jax.ShapeDtypeStruct(s, np.float32, sharding=p) for s, p in zip(shapes, shardings, strict=True)]
+
+
+def compiled(name: str, size: tuple[int, int, int] = (8, 16, 32)) -> HloModule:
+    """What the compiler makes of a program; nothing runs."""
+    function, arguments = lowered(name, size)
     module = compile_only(function, *arguments).compiled
     assert module is not None
     return module

@@ -66,6 +66,14 @@ def run_all() -> dict[str, Outcome]:
     return {name: _run(one.build) for name, one in CASES.items()}
 
 
+def audited(build: Callable[[], Program]) -> Any:
+    """The audit of one program's step."""
+    program = build()
+    with audit(program.model, plan=program.plan) as found:
+        program.step()
+    return found
+
+
 def _run(build: Callable[[], Program]) -> Outcome:
     from torch.distributed.tensor.debug import CommDebugMode
 

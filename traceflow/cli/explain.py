@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from textwrap import fill
+from collections.abc import Iterator
+from textwrap import fill, indent
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -50,13 +51,18 @@ def _explained(asked: str) -> str:
     known = CODES.get(name)
     if known is None:
         raise typer.BadParameter(f"no code {asked!r}; {_nearest(name)}", param_hint="CODE")
-    width = output.width()
-    return "\n\n".join(fill(paragraph, width) for paragraph in _paragraphs(known)) + "\n"
+    paragraphs = _paragraphs(known, output.width())
+    return "\n\n".join(paragraph for paragraph in paragraphs if paragraph) + "\n"
 
 
-def _paragraphs(code: Code) -> list[str]:
-    more = (("Formula", code.formula), ("Example", code.example), ("What to do", code.remedy))
-    return [f"{code.code}: {code.title}", code.explanation, *(f"{label}: {text}" for label, text in more if text)]
+def _paragraphs(code: Code, width: int) -> Iterator[str]:
+    """What is said, wrapped; and the command of the example as one line, to be copied, above what it prints."""
+    yield fill(f"{code.code}: {code.title}", width)
+    yield fill(code.explanation, width)
+    yield fill(f"Formula: {code.formula}", width) if code.formula else ""
+    yield fill(f"Example: {code.example}", width) if code.example else ""
+    yield f"  $ {code.command}\n{indent(fill(code.output, width - 2), '  ')}" if code.command else ""
+    yield fill(f"What to do: {code.remedy}", width)
 
 
 def _nearest(name: str) -> str:

@@ -14,4 +14,6 @@ class Code:
     explanation: str
     remedy: str
     formula: str = ""  # when it is a finding, and what it costs
-    example: str = ""  # from a workload
+    example: str = ""  # a workload that deserves it
+    command: str = ""  # that finds it there
+    output: str = ""  # what the command prints of it, or a part of that

@@ -160,6 +160,21 @@ REFUSALS = (
         "Choose another port with --port; see what the viewer says when it is started by hand.",
     ),
     Code(
+        "TF127",
+        "readers lost",
+        "The traces of many ranks were to be read by other processes or by a cluster, which could not be reached, or "
+        "ended before they had read them. What a lost worker had read is read again by others; this is told where "
+        "that did not help.",
+        "Check the address of the cluster, and how much memory its workers have; or leave out --cluster.",
+    ),
+    Code(
+        "TF128",
+        "no way to reach it",
+        "The URL of the input, or the cluster, needs a package that is not installed, or its scheme is not known.",
+        "Install what the message names, such as s3fs for s3://, gcsfs for gs:// or traceflow-ml[cluster] for "
+        "--cluster; or copy the files to this machine.",
+    ),
+    Code(
         "TF141",
         "no such mesh",
         "The sizes of a mesh's axes multiply to another number than there are devices.",
