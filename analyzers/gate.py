@@ -224,13 +224,20 @@ def _value(answer: Answer | None, path: Path, function: str | None) -> float | s
     return _plain(_FUNCTIONS[function](found))
 
 
+def _told(value: float | None) -> str:
+    """A figure in a sentence: to six digits where it is no whole number."""
+    return "not known" if value is None else f"{value:,}" if isinstance(value, int) else f"{value:,.6g}"
+
+
 def _plain(value: float) -> float:
     """A whole number as one, so that times and sizes stay exact."""
     return int(value) if float(value).is_integer() else value
 
 
 def _failed(one: Gate) -> Finding:
-    told = f"it is not known: {one.reason}" if one.reason else f"it is {one.value:,}, the limit is {one.limit:,}"
+    told = (
+        f"it is not known: {one.reason}" if one.reason else f"it is {_told(one.value)}, the limit is {_told(one.limit)}"
+    )
     return Finding(
         code="TF283",
         severity=Severity.ERROR,

@@ -127,7 +127,11 @@ def test_gaps_with_one_reason_are_one_and_point_into_the_digest() -> None:
     gaps = (Skipped("/result/a", "no record"), Skipped("/result/b", "no record"), Skipped("/result/c", "no clock"))
     note = Note("TF301", "assumed", ("/result/a",))
     result = digest(
-        {"one": answering(Answered(skipped=gaps, notes=(note,))), "other": answering(Answered(notes=(note,)))}
+        {
+            "one": answering(Answered({"a": 1}, skipped=gaps, notes=(note,))),
+            "other": answering(Answered({"a": None}, notes=(note,))),
+            "third": answering(Answered({"b": 1}, notes=(note,))),
+        }
     )
     assert result.skipped == (
         Skipped("/result/questions/one/figures", "no record"),
@@ -214,8 +218,8 @@ def test_the_text_tells_findings_before_figures_and_once() -> None:
     text = render(envelope(result, run))
     assert text.count("TF202 warning: a title") == 1
     assert text.index("TF202 warning") < text.index("critical-path\n")
-    assert "makespan 105.000 us" in text
-    assert "by kind: compute 100.000 us, launch 5.000 us" in text
+    assert "makespan 105.00 us" in text
+    assert "by kind: compute 100.00 us, launch 5.00 us" in text
 
 
 def test_programs_alone_say_what_they_can(corpus: Callable[[str], Path], capsys: Capture) -> None:

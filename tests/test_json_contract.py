@@ -187,6 +187,7 @@ def test_the_tally_is_summed_and_its_reasons_kept() -> None:
     document = json.loads(dumps(envelope(replace(run.summary(), notes=(note,)), Run(evidence, ("a",)))))
     assert document["data_quality"] == {
         "verdict": "limited",
+        "reasons": ["rank assumed"],
         "events_read": 9,
         "events_kept": 6,
         "events_repaired": 2,

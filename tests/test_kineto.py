@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from sources import ROOT
 
 from traceflow.errors import TraceflowError
+from traceflow.quality import quality
 from traceflow.trace import _kineto_rows
 from traceflow.trace.host_waits import waits_on_host
 from traceflow.trace.kineto import looks_like_kineto, read_kineto
@@ -316,7 +317,7 @@ def test_a_step_is_marked_only_if_it_was_finished(tmp_path: Path, *, finished: b
     assert [name for *_, name, _, _ in rows_of(trace)] == ["stage", "a"]
     assert trace.tally.dropped.get("step annotation, cut by the end of the recording", 0) == (not kept)
     assert [note.code for note in trace.tally.notes] == ([] if kept else ["TF311"])
-    assert trace.tally.verdict == "good"
+    assert quality(trace.tally).verdict == "good"
 
 
 def test_a_thread_that_only_polls_does_no_work(tmp_path: Path) -> None:
@@ -548,7 +549,7 @@ def test_the_rank_in_a_file_name(tmp_path: Path, name: str, rank: int | None) ->
     trace = read_kineto(written(tmp_path, [span("cpu_op", "a", 1, 1)], name))
     assert trace.ranks[0].rank == (rank or 0)
     assert [note.code for note in trace.tally.notes] == ([] if rank is not None else ["TF301"])
-    assert trace.tally.verdict == "good"
+    assert quality(trace.tally).verdict == "good"
 
 
 def test_what_the_header_says(tmp_path: Path) -> None:

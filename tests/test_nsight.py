@@ -30,6 +30,7 @@ from nsight_builder import (
 import traceflow
 from traceflow.errors import TraceflowError
 from traceflow.graph import EdgeKind
+from traceflow.quality import quality
 from traceflow.run import Run
 from traceflow.trace.model import ABSENT, Kind, LaneKind, SyncKind, Trace
 
@@ -84,7 +85,7 @@ def test_kernels_copies_calls_and_ranges_are_events_of_their_kinds(tmp_path: Pat
     assert trace.epoch_ns == SESSION_NS + 1_000
     assert (trace.ranks[0].rank, trace.ranks[0].host) == (0, "node-00")
     assert trace.metadata["device"] == "NVIDIA A100-SXM4-40GB"
-    assert trace.tally.verdict == "good"
+    assert quality(trace.tally).verdict == "good"
 
 
 def test_lanes_are_streams_of_devices_and_threads(tmp_path: Path) -> None:
@@ -301,7 +302,7 @@ def test_without_annotations_of_nccl_nobody_is_matched_and_a_note_says_so(tmp_pa
     run = opened(two_ranks(payload=False), tmp_path)
     assert run.communication().to_dict()["collectives"] == []
     assert any("2 collectives have no annotation" in note.text for note in run.trace.tally.notes)
-    assert run.trace.tally.verdict == "limited"
+    assert quality(run.trace.tally).verdict == "limited"
 
 
 def test_files_of_several_machines_are_ranks_one_after_another_on_one_time_axis(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from traceflow.program.dump import add_program, executed_among, final_programs, 
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule
 from traceflow.program.schema import message
+from traceflow.quality import quality
 from traceflow.run import Run
 from traceflow.trace.model import ABSENT
 
@@ -151,7 +152,7 @@ def test_one_damaged_program_of_many_is_remarked(tmp_path: Path) -> None:
     assert len(programs) == 1
     assert (note.code, note.affects) == ("TF314", ("/result/programs",))
     assert "b.hlo.pb" in note.text
-    assert traceflow.open(tmp_path).trace.tally.verdict == "limited"
+    assert quality(traceflow.open(tmp_path).trace.tally).verdict == "limited"
 
 
 # Beside a trace
@@ -203,7 +204,7 @@ def test_a_dump_alone_holds_its_programs_once(corpus: Callable[[str], Path], tmp
         (tmp_path / file.name).symlink_to(file)
     run = traceflow.open(tmp_path)
     assert len(run.trace.events) == 0
-    assert run.trace.tally.verdict == "good"
+    assert quality(run.trace.tally).verdict == "good"
     sizes = {found.name: len(found) for found in run.programs.values()}
     assert sizes["pjit__wrapped_step_fn"] == 37_026
     assert len(run.programs) == 16  # of 17 files: one program was compiled twice

@@ -25,8 +25,8 @@ from traceflow.evidence import Evidence
 from traceflow.report.definitions import PROVENANCES
 from traceflow.report.figures import path_figure
 from traceflow.report.html import Part, called, render_comparison, render_report, write_comparison, write_report
-from traceflow.report.names import printable
-from traceflow.report.sections import figure_called
+from traceflow.report.names import figure_called, printable
+from traceflow.report.subject import Asked
 from traceflow.report.timeline import merged, timeline
 from traceflow.report.verdict import whole_percents
 from traceflow.run import Run

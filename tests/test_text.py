@@ -55,7 +55,7 @@ def test_one_duration(ns: int, text: str) -> None:
     ("size_bytes", "text"),
     [
         (0, "0 B"),
-        (1023, "1023 B"),
+        (1023, "1,023 B"),
         (1024, "1.0 KiB"),
         (352_321_536, "336.0 MiB"),
         (2**40, "1.0 TiB"),
@@ -91,6 +91,7 @@ def document(kind: str, result: dict[str, Any], **other: Any) -> dict[str, Any]:
     """A result in the plainest envelope."""
     quality = {
         "verdict": "good",
+        "reasons": [],
         "events_read": 5,
         "events_kept": 5,
         "events_repaired": 0,
@@ -195,7 +196,11 @@ def test_what_is_unknown_is_written_with_its_reason() -> None:
 def test_evidence_and_findings_are_told() -> None:
     quality = {"verdict": "limited", "events_read": 9, "events_kept": 7, "events_repaired": 1, "events_dropped": 5}
     quality |= {"repaired_by_reason": {"nesting": 1}, "dropped_by_reason": {"a": 2, "b, c": 3}}
-    quality["notes"] = [{"code": "TF303", "text": "order unknown", "affects": ["/result/segments"]}]
+    quality["notes"] = [
+        {"code": "TF303", "text": "order unknown", "affects": ["/result/segments"]},
+        {"code": "TF309", "text": "nesting repaired", "affects": []},
+    ]
+    quality["reasons"] = ["order unknown"]
     finding = {"code": "TF201", "severity": "warning", "title": "exposed", "cost_ns": 5_000, "provenance": "measured"}
     text = render(
         {
@@ -204,8 +209,10 @@ def test_evidence_and_findings_are_told() -> None:
             "findings": [{**finding, "suggestion": "send less", "evidence": {}}],
         }
     )
-    assert "Evidence: limited. 9 events read, 7 kept\n1 repaired: 1 nesting\n5 dropped: 3 b, c; 2 a\n" in text
-    assert "TF303 order unknown (affects /result/segments)" in text
+    assert "Limited (TF303): order unknown (~ marks figures that this touches)\n" in text
+    assert "Evidence: limited. 9 events read, 7 kept, 1 repaired, 5 left out\nTF309 nesting repaired\n" in text
+    assert text.count("order unknown") == 1
+    assert "/result" not in text
     assert "TF201 warning: exposed (measured, 5.000 us)\n      send less\n" in text
 
 
@@ -239,7 +246,7 @@ QUESTIONS = {
 
 
 @pytest.mark.parametrize("question", QUESTIONS)
-@pytest.mark.parametrize("case", ["small_2_hidden_launch", "small_3_long_sync"])
+@pytest.mark.parametrize("case", ["small_2_hidden_launch", "small_3_long_sync", "small_4_half_the_ranks"])
 def test_a_case_is_shown_as_expected(
     case: str,
     question: str,

@@ -22,6 +22,7 @@ from xla_files import Event, Kinds, Line, everything, rows, write, xspace
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
 from traceflow.program.schema import message
+from traceflow.quality import quality
 from traceflow.trace.model import ABSENT, Kind, LaneKind, Trace
 from traceflow.trace.xspace import read_xspace
 
@@ -69,7 +70,7 @@ def test_without_a_start_of_the_profile_time_is_relative_and_doubtful(tmp_path: 
     trace = read(tmp_path, {"/host:CPU": [Line("python", [Event("a", 0, US)])]}, start_ns=None).trace
     assert trace.epoch_ns is None
     assert [note.code for note in trace.tally.notes] == ["TF302"]
-    assert trace.tally.verdict == "limited"
+    assert quality(trace.tally).verdict == "limited"
 
 
 def test_events_with_an_impossible_time_are_dropped(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,7 +51,9 @@ def diff(
     from traceflow.analyzers.comparison.claims import read_claim
 
     read = [read_claim(claim) if isinstance(claim, str) else claim for claim in claims]
-    return compare(observation(_opened(a)), observation(_opened(b)), read, atol=atol, rtol=rtol)
+    of_a, of_b = _opened(a), _opened(b)
+    compared = compare(observation(of_a), observation(of_b), read, atol=atol, rtol=rtol)
+    return replace(compared, notes=(*of_a.notes, *of_b.notes))
 
 
 def observation(run: Run) -> Observation:
@@ -99,10 +102,13 @@ def check(
 
     with_baseline = baseline is not None
     read = [read_requirement(one, with_baseline=with_baseline) if isinstance(one, str) else one for one in require]
-    answers = _answers(_opened(run), _kinds(read, of_baseline=False), step, window)
+    opened = _opened(run)
+    answers = _answers(opened, _kinds(read, of_baseline=False), step, window)
     if baseline is None:
-        return gate(read, answers)
-    return gate(read, answers, _answers(_opened(baseline), _kinds(read, of_baseline=True), step, window))
+        return replace(gate(read, answers), notes=opened.notes)
+    before = _opened(baseline)
+    held = gate(read, answers, _answers(before, _kinds(read, of_baseline=True), step, window))
+    return replace(held, notes=(*opened.notes, *before.notes))
 
 
 def _opened(run: Run | str | Path) -> Run:

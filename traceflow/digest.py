@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 import msgspec
 
 from traceflow.errors import TraceflowError
+from traceflow.quality import touching
 from traceflow.result import Finding, Json, Note, Result, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ class Digest(Shown):
     refused: Mapping[str, TraceflowError]
 
     @cached_property
+    def _whole(self) -> dict[str, dict[str, Json]]:
+        """The answers in full."""
+        return {question: of.to_dict() for question, of in self.answers.items()}
+
+    @cached_property
     def _found(self) -> list[Finding]:
         """All findings, each once: the most serious first, then the costliest."""
         once: dict[bytes, Finding] = {}
@@ -83,7 +89,7 @@ class Digest(Shown):
         """Remarks on the evidence, each once."""
         by_text: dict[tuple[str, str], list[str]] = {}
         for question, of in self.answers.items():
-            for note in of.notes:
+            for note in touching(of.notes, {"result": self._whole[question]}):
                 by_text.setdefault((note.code, note.text), []).extend(_moved(question, what) for what in note.affects)
         return [Note(code, text, tuple(affects)) for (code, text), affects in by_text.items()]
 
@@ -125,9 +131,8 @@ class Digest(Shown):
 
     def _figures(self) -> dict[str, Json]:
         """The answers with as many rows of their tables as there is room for."""
-        whole = {question: of.to_dict() for question, of in self.answers.items()}
         for rows in _ROWS:
-            figures = {question: _abridged_answer(of, rows) for question, of in whole.items()}
+            figures = {question: _abridged_answer(of, rows) for question, of in self._whole.items()}
             if len(msgspec.json.encode(figures)) <= _FIGURES_BYTES:
                 break
         return figures

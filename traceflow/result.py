@@ -84,16 +84,6 @@ class Tally:
             self.notes + tuple(note for note in other.notes if note not in self.notes),
         )
 
-    @property
-    def verdict(self) -> str:
-        """`unusable` when none of the events could be kept, `limited` when a note affects a result, else `good`.
-
-        An input without a trace, such as a program alone, has no events to judge.
-        """
-        if self.read and self.kept == 0:
-            return "unusable"
-        return "limited" if any(note.affects for note in self.notes) else "good"
-
 
 def _added(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
     return {reason: one.get(reason, 0) + other.get(reason, 0) for reason in [*one, *(o for o in other if o not in one)]}

@@ -41,9 +41,11 @@ if TYPE_CHECKING:
     from traceflow.program.module import Programs
     from traceflow.program.torch_audit import TorchAudit
     from traceflow.redaction import Redaction
-    from traceflow.trace.model import Trace
+    from traceflow.result import Note
+    from traceflow.trace.model import Rows, Trace
 
 
+    from traceflow.quality import Quality
 @dataclass(frozen=True)
 class Run:
     """Evidence of one run, and the questions that can be asked of it. Dependencies are found once, when needed.
@@ -118,7 +120,18 @@ class Run:
 
         return dependencies(self.trace, self.programs)
 
-    def graph(self, *, step: int | None = None) -> DependencyGraph:
+    def quality(self) -> Quality:
+        """Whether the evidence can be relied on; see :func:`traceflow.quality.quality`."""
+        from traceflow.quality import quality
+
+        return quality(self.evidence.trace.tally, self.notes)
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Remarks on the dependencies; those of the reader are in the tally."""
+        return self.dependencies.notes if len(self.evidence.trace.events) else ()
+
+    def graph(self, *, step: int | None = None, window: str | None = None) -> DependencyGraph:
         """The dependency graph of a window; see :func:`traceflow.analyzers.window.in_window`."""
         from traceflow.analyzers.window import in_window
 

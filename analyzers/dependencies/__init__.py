@@ -17,6 +17,7 @@ from traceflow.analyzers.dependencies.synchronisation import synchronisation
 from traceflow.analyzers.matching import Matches, match
 from traceflow.graph import DependencyGraph, dependency_graph
 from traceflow.program.module import Programs
+from traceflow.quality import ORDER
 from traceflow.result import Note
 from traceflow.trace.model import ABSENT, Int32, LaneKind, Trace
 
@@ -79,16 +80,17 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
         notes.append(Note("TF304", f"timestamps contradict {text} edges; they were left out"))
     if inferred and (trace.lanes.kind == LaneKind.STREAM).any():  # XLA waits for results: it has no such records
         text = f"{inferred} blocking calls have no synchronisation record; what they waited for was inferred from the work that ended last"
-        notes.append(Note("TF303", text, ("/result",)))
+        notes.append(Note("TF303", text, ORDER))
     if stuck_out:
         notes.append(Note("TF309", f"{stuck_out} host events end after the event they are in; they were cut to it"))
     world = max((rank.world_size or 0 for rank in trace.ranks), default=0)
     if world > len(trace.ranks):
         text = f"{len(trace.ranks)} of {world} ranks present: collectives with the others stay whole, and who was late is unknown"
-        notes.append(Note("TF305", text, ("/result",)))
+        notes.append(Note("TF305", text, ("/result/ranks", *ORDER)))
     if len({rank.clock for rank in trace.ranks}) > 1:
         text = "the ranks read different clocks, which are not aligned: no figure crosses between them"
-        notes.append(Note("TF308", text, ("/result",)))
+        notes.append(Note("TF308", text, ("/result/collectives", "/result/steps", *ORDER)))
     if not (trace.lanes.device != ABSENT).any():
-        notes.append(Note("TF306", "the trace holds no device events: only the host is explained", ("/result",)))
+        text = "the trace holds no device events: only the host is explained"
+        notes.append(Note("TF306", text, ("/result/devices", "/result/per_participant", *ORDER)))
     return tuple(notes)

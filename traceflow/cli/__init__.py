@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from io import TextIOWrapper
+from io import StringIO, TextIOWrapper
+from typing import Any
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -20,14 +21,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
-    from traceflow.cli.app import app
+    from typer import Abort, BadParameter
 
+    from traceflow.cli.app import app
+    from traceflow.report.names import printable_lines
+
+    mistakes: Any = BadParameter.__bases__[0]  # all on the command line; typer has no public name for them
     # A name from a trace may not exist in the encoding of the terminal.
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        app(argv, prog_name="traceflow")
+        ended = app(argv, prog_name="traceflow", standalone_mode=False)
+    except mistakes as mistake:
+        # What was typed, or pasted, is told back without what would command the terminal.
+        mistake.show(file=(told := StringIO()))
+        sys.stderr.write(printable_lines(told.getvalue()))
+        return int(mistake.exit_code)
+    except Abort:
+        return 130
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else 0
-    return 0
+    return ended if isinstance(ended, int) else 0

@@ -9,6 +9,7 @@ import typer
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
+from traceflow.cli.limits import tell_limits
 from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, verb
 from traceflow.cli.progress import working
 from traceflow.cli.report import capture_name
@@ -30,6 +31,7 @@ def perfetto(
             place.write_bytes(run.perfetto(step=step))
         else:
             place.write(f"Wrote {run.to_perfetto(target, step=step, force=force)}\n")
+    tell_limits(run)
 
 
 def parquet(
@@ -48,6 +50,7 @@ def parquet(
     with working("writing the tables", options):
         folder = run.to_parquet(target, step=step, force=force)
     place.write(f"Wrote {folder}\n")
+    tell_limits(run)
 
 
 export.command()(verb(perfetto))

@@ -29,9 +29,11 @@ def working(what: str, options: Options) -> Iterator[None]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+    from traceflow.report.names import printable
+
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), TimeElapsedColumn())
     progress = Progress(*columns, console=Console(stderr=True, no_color=options.no_color or None), transient=True)
-    progress.add_task(what, total=None)
+    progress.add_task(printable(what), total=None)
     timer = Timer(PATIENCE_S, progress.start)
     timer.start()
     try:

@@ -13,11 +13,13 @@ import typer
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
+from traceflow.cli.limits import tell_limits
 from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, Top
 from traceflow.cli.progress import working
 
 if TYPE_CHECKING:
     from traceflow.export.query import QueryResult
+    from traceflow.run import Run
 
 
 class Form(StrEnum):
@@ -58,14 +60,16 @@ def query(
     with working("answering", options):
         answer = answered(tables, sql)
     told = (source, sql) if run is None or run.redaction is None else (run.inputs[0], run.redaction.text(sql))
-    place.write(_written(answer, options, *told, top), target)
+    place.write(_written(answer, options, *told, top, run), target)
+    if run is not None and options.format is not Form.JSON:
+        tell_limits(run)
 
 
-def _written(answer: QueryResult, options: QueryOptions, source: str, sql: str, top: int) -> str:
+def _written(answer: QueryResult, options: QueryOptions, source: str, sql: str, top: int, run: Run | None) -> str:
     if options.format is Form.CSV:
         return _csv(answer)
     if options.format is Form.JSON:
-        return _json(answer, source, sql)
+        return _json(answer, source, sql, run)
     from traceflow.report.answer import answer_text
 
     color = options.output is None and place.colored(no_color=options.no_color)
@@ -79,8 +83,9 @@ def _csv(answer: QueryResult) -> str:
     return text.getvalue()
 
 
-def _json(answer: QueryResult, source: str, sql: str) -> str:
-    from traceflow.report.json import SCHEMA_VERSION, dumps
+def _json(answer: QueryResult, source: str, sql: str, run: Run | None) -> str:
+    """The answer in its envelope. Tables that were written before do not tell how good their evidence is."""
+    from traceflow.report.json import SCHEMA_VERSION, data_quality, dumps
 
     return dumps(
         {
@@ -88,6 +93,7 @@ def _json(answer: QueryResult, source: str, sql: str) -> str:
             "kind": "query",
             "inputs": [source],
             "request": {"sql": sql},
+            "data_quality": None if run is None else data_quality(run.trace.tally, run.notes),
             "result": answer.to_dict(),
         }
     )

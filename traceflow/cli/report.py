@@ -7,7 +7,8 @@ from pathlib import Path
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
-from traceflow.cli.options import Force, Output, ReadOptions, Source, Step
+from traceflow.cli.limits import tell_limits
+from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, Window
 from traceflow.cli.progress import working
 
 _SUFFIXES = re.compile(r"(\.(csv|gz|json|parquet|pb|pt|trace|xplane))+$")
@@ -44,3 +45,4 @@ def capture_name(source: str) -> str:
     """What an input is called, without folders and suffixes."""
     plain = [part for part in Path(source).resolve().parts if not re.search(r"[*?\[]", part)]
     return _SUFFIXES.sub("", Path(*plain).name) or "capture"
+    tell_limits(run)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from traceflow.quality import quality
 from traceflow.report.budget import budget_grid, hardware_text, total_text
 from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
@@ -272,9 +273,7 @@ def _skipped(results: Iterable[Result]) -> tuple[Skipped, ...]:
 
 def _quality(run: Subject, results: Iterable[Result]) -> str:
     """The verdict on the evidence, with the analyzers' remarks."""
-    if run.trace.tally.verdict != "good":
-        return run.trace.tally.verdict
-    return "limited" if any(note.affects for note in _notes(run, results)) else "good"
+    return quality(run.trace.tally, _notes(run, results)).verdict
 
 
 def _events(tally: Tally) -> str:

@@ -76,7 +76,7 @@ def _by_purpose(shares: Sequence[Row], top: int) -> Iterator[RenderableType]:
             *(unit.text(share["removable"][key]) for key in saved.values()),
             size_text(share["payload_bytes"]),
             f"{share['calls']:,}",
-            f"{share['dimension']}: {share['purpose']}",
+            _called(share),
         )
         for share in shown
     ]
@@ -149,6 +149,13 @@ def _unmatched(calls: Sequence[Row], top: int) -> Iterator[RenderableType]:
         yield heading(f"{names.total():,} calls stay whole: {reason}")
         yield Rows(("calls", "name"), [(f"{count:,}", name) for name, count in names.most_common(top)])
         yield from left_out(names, top, "names")
+
+
+def _called(share: Row) -> str:
+    """What communication is for, as far as it is known."""
+    if share["dimension"] == share["purpose"] == "unknown":
+        return "not told by names, groups or payloads"
+    return f"{share['dimension']}: {share['purpose']}"
 
 
 def _purpose(row: Row) -> str:

@@ -10,7 +10,7 @@ from rich.text import Text
 
 from traceflow.report.names import numbers, printable
 from traceflow.report.tables import heading
-from traceflow.report.units import duration_text, share_text, size_text
+from traceflow.report.units import TimeUnit, share_text, size_text, unit_for
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -56,7 +56,9 @@ def _listed(figures: Mapping[str, Any], within: str = "") -> str:
     """What is known among figures, in the order of the answer."""
     known = [(name, value) for name, value in figures.items() if isinstance(value, bool | int | float | str)]
     unit = next((ending for ending in ("_ns", "_bytes") if within.endswith(ending)), "")
-    said = [f"{_words(name)} {_figure(name if _has_unit(name) else name + unit, value)}" for name, value in known]
+    named = [(name, name if _has_unit(name) else name + unit, value) for name, value in known]
+    common = unit_for(value for _, full, value in named[:_MOST] if full.endswith("_ns") and isinstance(value, int))
+    said = [f"{_words(name)} {_figure(full, value, common)}" for name, full, value in named]
     more = f", and {len(said) - _MOST} more" if len(said) > _MOST else ""
     return ", ".join(said[:_MOST]) + more
 
@@ -82,12 +84,12 @@ def _has_unit(name: str) -> bool:
     return name.endswith(("_ns", "_bytes", "_share", "_ratio"))
 
 
-def _figure(name: str, value: Any) -> str:
-    """A figure in the unit that its name tells."""
+def _figure(name: str, value: Any, time: TimeUnit) -> str:
+    """A figure in the unit that its name tells; all times of a line are in one."""
     if isinstance(value, str):
         return printable(value, 60)
     if name.endswith("_ns") and isinstance(value, int):
-        return duration_text(value)
+        return f"{time.text(value)} {time.name}"
     if name.endswith("_bytes") and isinstance(value, int):
         return size_text(value)
     if name.endswith("_share"):

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = Mapping[str, Any]
 
+_WHOLE = 100_000  # from here on, no fraction of a figure is told
+
 
 def gate_parts(result: Row, top: int) -> Iterator[RenderableType]:
     """Every gate with its figure and its limit, and why a figure is not known.
@@ -107,12 +109,12 @@ def _figure(value: float | None) -> str:
     """A figure as it is, with its thousands divided.
 
     Example:
-        >>> _figure(72317597), _figure(0.725769850107), _figure(None)
-        ('72,317,597', '0.72577', 'n/a')
+        >>> _figure(72317597), _figure(0.725769850107), _figure(345984345.5), _figure(None)
+        ('72,317,597', '0.72577', '345,984,346', 'n/a')
     """
     if value is None:
         return UNKNOWN
-    return f"{value:,}" if float(value).is_integer() else f"{value:,.6g}"
+    return f"{value:,.0f}" if float(value).is_integer() or abs(value) >= _WHOLE else f"{value:,.6g}"
 
 
 def _cell(text: str) -> str:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
+from traceflow.quality import quality, touching
 from traceflow.report.verdict import simulates, simulation_finding
 from traceflow.result import Skipped
 
@@ -48,16 +49,16 @@ def envelope(result: Result, run: Opened, request: Mapping[str, Json] | None = N
     why = "the trace does not say when it was recorded" if len(run.trace.lanes) else "there is no trace"
     unknown = () if epoch else (Skipped("/epoch", why),)
     simulated = (simulation_finding(),) if simulates(run.trace) else ()
+    told: dict[str, Json] = {"epoch": epoch, "result": result.to_dict()}
     return {
         "schema_version": SCHEMA_VERSION,
         "kind": result.kind,
         "inputs": [name.encode("utf-8", "backslashreplace").decode() for name in run.inputs],
         "request": dict(request or {}),
-        "epoch": epoch,
-        "data_quality": _data_quality(run.trace.tally, result.notes),
+        "data_quality": data_quality(run.trace.tally, result.notes, told),
         "skipped": [msgspec.to_builtins(skipped) for skipped in (*result.skipped, *unknown)],
         "findings": [msgspec.to_builtins(finding) for finding in (*result.findings, *simulated)],
-        "result": result.to_dict(),
+        **told,
     }
 
 
@@ -79,16 +80,25 @@ def epoch_text(epoch_ns: int | None) -> str | None:
     return f"{datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds):%Y-%m-%dT%H:%M:%S}.{ns:09d}Z"
 
 
-def _data_quality(tally: Tally, notes: tuple[Note, ...]) -> Json:
-    """The tally of the reader, with the notes of the analyzer beside its own."""
-    judged = replace(tally, notes=tuple(dict.fromkeys((*tally.notes, *notes))))
+def data_quality(tally: Tally, notes: Iterable[Note] = (), told: Mapping[str, Any] | None = None) -> Json:
+    """The quality of the evidence of an answer, as in the JSON contract.
+
+    Args:
+        tally: What became of the events, with the reader's remarks.
+        notes: The remarks of the analyzer.
+        told: The answer, from which pointers start; remarks keep all of theirs where None.
+    """
+    remarks = (*tally.notes, *notes)
+    remarks = tuple(dict.fromkeys(remarks)) if told is None else touching(remarks, told)
+    judged = quality(replace(tally, notes=()), remarks)
     return {
         "verdict": judged.verdict,
-        "events_read": judged.read,
-        "events_kept": judged.kept,
-        "events_repaired": sum(judged.repaired.values()),
-        "events_dropped": sum(judged.dropped.values()),
-        "repaired_by_reason": dict(judged.repaired),
-        "dropped_by_reason": dict(judged.dropped),
-        "notes": [msgspec.to_builtins(note) for note in judged.notes],
+        "reasons": [*judged.reasons],
+        "events_read": tally.read,
+        "events_kept": tally.kept,
+        "events_repaired": sum(tally.repaired.values()),
+        "events_dropped": sum(tally.dropped.values()),
+        "repaired_by_reason": dict(tally.repaired),
+        "dropped_by_reason": dict(tally.dropped),
+        "notes": [msgspec.to_builtins(note) for note in remarks],
     }

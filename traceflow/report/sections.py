@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from heapq import nlargest
@@ -30,6 +29,7 @@ from traceflow.report.grid import (
     words,
 )
 from traceflow.report.joined import written_at
+from traceflow.report.names import figure_called
 from traceflow.report.subject import CriticalPath, Segments
 from traceflow.report.timeline import participant
 from traceflow.result import Note, Skipped, Tally
@@ -40,8 +40,6 @@ Row: TypeAlias = Mapping[str, Any]
 MOST_ROWS = 100
 MOST_RUNS = 25
 MOST_NAMES = 15
-_WORDS = {"flops": "FLOPs", "moe": "routing of experts", "per_participant": "each participant", "total": "the total"}
-_UNIT = re.compile(r"_(ns|bytes|share|ratio|us|s)$")
 
 
 def steps_grid(summary: Row) -> Grid | None:
@@ -236,18 +234,6 @@ def quality_grids(tally: Tally, notes: Iterable[Note], skipped: Iterable[Skipped
     if missing:
         columns = prose("figure", [", ".join(figures) for figures in missing.values()]), prose("reason", list(missing))
         yield Grid("Not available", columns)
-
-
-def figure_called(pointer: str) -> str:
-    """A figure in words, from the pointer to it in the JSON contract.
-
-    Example:
-        >>> figure_called("/result/operations/*/measured_over_bound_ratio"), figure_called("/result")
-        ('measured over bound of operations', 'everything')
-    """
-    parts = [part for part in pointer.split("/")[2:] if not (part == "*" or part.isdecimal())]
-    told = [_WORDS.get(part) or _UNIT.sub("", part).replace("_", " ") for part in parts]
-    return " of ".join(reversed(told)) or "everything"
 
 
 def input_grids(trace: Trace) -> Iterator[Grid]:

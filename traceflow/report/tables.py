@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING
 
 from rich.box import Box
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from traceflow.report.names import printable
+from traceflow.report.names import printable, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import ConsoleOptions, JustifyMethod, RenderableType
@@ -64,8 +65,17 @@ def printed(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
     """
     console = Console(file=(text := StringIO()), width=width, force_terminal=color, highlight=False)
     for part in parts:
-        console.print(part)
+        console.print(_safe(part))
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
+
+
+def _safe(part: RenderableType) -> RenderableType:
+    """A part in which no name that somebody else chose can give the terminal a command; tables see to theirs."""
+    if isinstance(part, Padding):
+        return Padding(_safe(part.renderable), (part.top, part.right, part.bottom, part.left))
+    if not isinstance(part, Text) or (shown := printable_lines(part.plain)) == part.plain:
+        return part
+    return Text(shown, style=part.style)
 
 
 def heading(text: str) -> Text:

@@ -18,7 +18,7 @@ from traceflow.report.gates import gate_parts
 from traceflow.report.joined import joined_to
 from traceflow.report.memory import memory_parts, padding_parts
 from traceflow.report.moe import moe_parts
-from traceflow.report.names import numbers, printable, short_name, where
+from traceflow.report.names import figure_called, numbers, printable, short_name, where
 from traceflow.report.path_text import path_parts, predicted_path_parts
 from traceflow.report.plan import plan_parts
 from traceflow.report.plan_check import plan_check_parts
@@ -27,6 +27,7 @@ from traceflow.report.sharding import sharding_parts
 from traceflow.report.slowdown import slowdown_parts
 from traceflow.report.split import split_parts
 from traceflow.report.tables import Rows, heading, left_out, printed
+from traceflow.report.touched import MARK, has_touched, with_touched
 from traceflow.report.units import UNKNOWN, duration_text, unit_for
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ _TOLD = frozenset(
 )  # shown where the quantity would stand, or not looked for
 
 _FINDINGS_FIRST = frozenset({"all"})
+_IN_DETAIL = frozenset({"summary"})  # where what became of the events is listed by reason
 _STATED = frozenset({"plan"})  # what follows from what was said alone, and has no events
 
 
@@ -56,6 +58,7 @@ def render(document: Document, *, top: int = 12, width: int = 80, color: bool = 
         width: Characters of a line.
         color: Whether to mark headings and findings with terminal escapes.
     """
+    document = with_touched(document)
     result = _RESULTS[document["kind"]](document, top)
     findings = () if document["kind"] in _FINDINGS_FIRST else _findings(document["findings"])
     parts = chain(result, findings, _evidence(document), _unknown(document))
@@ -69,10 +72,22 @@ def _title(what: str, document: Document) -> Text:
     title = Text(f"{what}: {printable(of)}{', '.join(map(printable, document['inputs']))}", style="bold")
     if result.get("window"):
         start_ns, end_ns = result["window"]["start_ns"], result["window"]["end_ns"]
-        unit = unit_for([end_ns])
+        unit = unit_for([end_ns - start_ns])
         window = f"{unit.text(start_ns)} to {unit.text(end_ns)} {unit.name}"
         title.append(f"\n{duration_text(end_ns - start_ns)}, from {window} of the capture", style="not bold")
-    return title
+    return title.append(_limits(document))
+
+
+def _limits(document: Document) -> Text:
+    """In one line, why an answer is no better than limited; nothing where it is good."""
+    quality = document["data_quality"]
+    if not (reasons := quality["reasons"]):
+        return Text()
+    more = "" if len(reasons) == 1 else f"; {len(reasons) - 1} more below"
+    marked = f" ({MARK} marks figures that this touches)" if has_touched(document["result"]) else ""
+    code = next((f" ({note['code']})" for note in quality["notes"] if note["text"] == reasons[0]), "")
+    told = f"\n{quality['verdict'].capitalize()}{code}: {printable(reasons[0], 1000)}{more}{marked}"
+    return Text(told, style="not bold yellow")
 
 
 def _all(document: Document, top: int) -> Iterator[RenderableType]:
@@ -209,15 +224,22 @@ def _evidence(document: Document) -> Iterator[RenderableType]:
         return
     quality = document["data_quality"]
     read, kept = quality["events_read"], quality["events_kept"]
-    yield Text(f"\nEvidence: {quality['verdict']}. {read:,} events read, {kept:,} kept", style="bold")
-    for fate in ("repaired", "dropped"):
-        reasons = sorted(quality[f"{fate}_by_reason"].items(), key=lambda reason: -reason[1])
-        if reasons:
-            listed = "; ".join(f"{count:,} {reason}" for reason, count in reasons)
-            yield Text(f"{quality[f'events_{fate}']:,} {fate}: {listed}")
+    fates = {"repaired": quality["repaired_by_reason"], "left out": quality["dropped_by_reason"]}
+    counts = "".join(f", {sum(by_reason.values()):,} {fate}" for fate, by_reason in fates.items() if by_reason)
+    yield Text(f"\nEvidence: {quality['verdict']}. {read:,} events read, {kept:,} kept{counts}", style="bold")
+    if document["kind"] in _IN_DETAIL:
+        yield from (_fate(fate, by_reason) for fate, by_reason in fates.items() if by_reason)
     for note in quality["notes"]:
-        affected = f" (affects {', '.join(note['affects'])})" if note["affects"] else ""
-        yield Text(f"{note['code']} {printable(note['text'], 1000)}{affected}")
+        if note["text"] not in quality["reasons"][:1]:  # told at the top
+            yield Text(f"{note['code']} {printable(note['text'], 1000)}")
+
+
+def _fate(fate: str, by_reason: Mapping[str, int]) -> RenderableType:
+    """What became of some events, the most common reason first."""
+    listed = "; ".join(
+        f"{count:,} {printable(reason)}" for reason, count in sorted(by_reason.items(), key=lambda r: -r[1])
+    )
+    return Text(f"{fate}: {listed}")
 
 
 def _unknown(document: Document) -> Iterator[RenderableType]:
@@ -225,9 +247,9 @@ def _unknown(document: Document) -> Iterator[RenderableType]:
     by_reason: dict[str, list[str]] = {}
     for skipped in document["skipped"]:
         if skipped["what"] not in _TOLD:
-            by_reason.setdefault(skipped["reason"], []).append(skipped["what"].removeprefix("/result"))
-    for reason, pointers in by_reason.items():
-        yield Text(f"{', '.join(pointers)}: {UNKNOWN} ({reason})")
+            by_reason.setdefault(skipped["reason"], []).append(figure_called(skipped["what"]))
+    for reason, figures in by_reason.items():
+        yield Text(f"{UNKNOWN}: {', '.join(dict.fromkeys(figures))} ({printable(reason, 1000)})")
 
 
 def _why(document: Document, pointer: str) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from traceflow.quality import ORDER
 from traceflow.result import Json, Note, Tally
 from traceflow.trace._gloo import Call, Found, Operators, Record, find_collectives, find_transfers
 from traceflow.trace._gloo_transfers import with_posts
@@ -186,4 +187,4 @@ def _missing(missing: int, executed: int, rank: int) -> Tally:
     if not missing:
         return Tally()
     text = f"rank {rank}: the flight recorder does not tell the group of {missing} of {executed} calls of gloo"
-    return Tally(notes=(Note("TF310", text, ("/result",)),))
+    return Tally(notes=(Note("TF310", text, ("/result/collectives", *ORDER)),))
