@@ -59,7 +59,7 @@ def test_explaining_a_trace_needs_no_framework(wheel: zipfile.ZipFile) -> None:
     (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     requirements = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist", [])
     always = {requirement.split(">")[0] for requirement in requirements if "extra ==" not in requirement}
-    assert always.isdisjoint({"jax", "torch", "xprof", "tensorboard-plugin-profile", "dask"})
+    assert always.isdisjoint({"jax", "torch", "xprof", "tensorboard-plugin-profile", "distributed"})
     assert always == {requirement.split(">")[0] for requirement in PYPROJECT["project"]["dependencies"]}
 
 

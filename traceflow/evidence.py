@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
@@ -16,6 +17,7 @@ import numpy as np
 
 from traceflow.capture import incompleteness, is_manifest
 from traceflow.errors import TraceflowError
+from traceflow.executors import each, worth
 from traceflow.intent.routing import Routing, read_routing
 from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
 from traceflow.program.hlo_module_text import looks_like_hlo_text
@@ -65,7 +67,7 @@ class _Format(Enum):
     NSIGHT_JAX = "ranges of nsys-jax"
 
 
-def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
+def read(path: Path | str, *, communication: Iterable[str] = (), executor: Executor | None = None) -> Evidence:
     """Read one trace, or the traces of several ranks as one.
 
     A folder is searched with all folders in it; what is no trace is passed over, and so is the JSON that the JAX
@@ -77,6 +79,7 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         path: A file, be it an operation table or a program, a folder such as a capture or a TensorBoard log directory, or a
             pattern such as ``"run/*.json"``.
         communication: Regular expressions for more kernels that communicate.
+        executor: Who reads the traces of several ranks, one task each; see :mod:`traceflow.executors`.
 
     Returns:
         One canonical trace, and the compiled programs by the keys that it uses.
@@ -84,10 +87,10 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
     Raises:
         TraceflowError: TF101 where nothing exists or may not be read, TF102 for an empty file, TF103 or TF105 for a
             damaged one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107
-            for another format, TF108 when two files claim one rank, TF112 for what is no regular expression.
+            for another format, TF108 when two files claim one rank, TF112 for what is no regular expression, TF127 where
+            the executor ended.
     """
     given, patterns = Path(path), usable(communication)
-    read_one = partial(_read_one, communication=patterns, beside={})
     try:
         if given.is_file() and is_operation_table(given) and _format_of(given) is not _Format.NSIGHT_JAX:
             return _operations(given)
@@ -98,7 +101,8 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         if given.is_file() and is_torch_audit(given):
             return replace(_untraced([]), audits=(given,))
         if given.is_file():
-            return _working(read_one(given, _format_of(given) or _refuse(given), *file_ranks([given])))
+            form = _format_of(given) or _refuse(given)
+            return _working(_read_one(given, form, *file_ranks([given]), communication=patterns, beside={}))
         files = _found(given)
         programs, notes = programs_among(files)
         audits = torch_audits(files)
@@ -108,8 +112,8 @@ def read(path: Path | str, *, communication: Iterable[str] = ()) -> Evidence:
         _check_one_recording(traces)
         read_one = partial(_read_one, communication=patterns, beside=programs)
         memories = [trace for trace in traces if trace[1] is _Format.MEMORY]
-        parts = _read_all([trace for trace in traces if trace not in memories], read_one)
-        whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one))))
+        parts = _read_all([trace for trace in traces if trace not in memories], read_one, executor)
+        whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one, executor))))
         whole = _with_programs(whole, programs, notes)
         whole = _with_notes(whole, _incompleteness(files))
         routing = read_routing(files)
@@ -130,10 +134,13 @@ def _stated(files: Iterable[Path]) -> tuple[Stated, ...]:
 
 
 def _read_all(
-    traces: Sequence[tuple[Path, _Format]], read_one: Callable[[Path, _Format, int], Evidence]
+    traces: Sequence[tuple[Path, _Format]],
+    read_one: Callable[[Path, _Format, int], Evidence],
+    executor: Executor | None,
 ) -> list[tuple[Path, Evidence]]:
-    ranks = file_ranks([file for file, _ in traces])
-    return [(file, read_one(file, form, rank)) for (file, form), rank in zip(traces, ranks, strict=True)]
+    files = [file for file, _ in traces]
+    tasks = [(file, form, rank) for (file, form), rank in zip(traces, file_ranks(files), strict=True)]
+    return list(zip(files, each(read_one, tasks, worth(files, executor)), strict=True))
 
 
 def _with_memories(

@@ -7,10 +7,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from traceflow.analyzers.attribution import Attribution
     from traceflow.analyzers.budget import Budget
     from traceflow.analyzers.changes import Drop, Scale
@@ -411,17 +414,30 @@ class Run:
         return query(Answers(self, step), sql)
 
 
-def open_run(source: str | Path, *, communication: Iterable[str] = ()) -> Run:
+def open_run(source: str | Path, *, communication: Iterable[str] = (), executor: Executor | None = None) -> Run:
     """Open a capture, a folder of traces, one trace file, an operation table, or a glob; content tells the format.
 
     Args:
-        source: What to read.
+        source: What to read. A URL, as ``"s3://bucket/run"``, is copied to this machine for as long as the run is used.
         communication: Regular expressions for kernels that communicate, besides those of the libraries that are
             known, such as ``("^my_all_gather", "my_lib::put")``.
+        executor: Who reads the traces of several ranks, as a ``concurrent.futures.ProcessPoolExecutor`` or that of a
+            Dask cluster; this thread where None. It changes no result.
 
     Raises:
-        TraceflowError: TF101 to TF108 where it cannot be read, TF112 for what is no regular expression.
+        TraceflowError: TF101 to TF108 where it cannot be read, TF112 for what is no regular expression, TF127 where
+            the executor ended, TF128 where nothing knows how to reach a URL.
     """
     from traceflow.evidence import read
+    from traceflow.remote import fetched, is_url
 
-    return Run(read(source, communication=communication), (str(source),))
+    if not is_url(source):
+        return Run(read(source, communication=communication, executor=executor), (str(source),))
+    copy = fetched(str(source))
+    try:
+        run = Run(read(copy.path, communication=communication, executor=executor), (str(source),))
+    except TraceflowError as error:
+        copy.discard()
+        raise copy.named(error) from error
+    finalize(run, copy.discard)  # programs are read when they are asked for
+    return run

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from traceflow.cli import output
@@ -11,6 +12,8 @@ from traceflow.cli.progress import working
 from traceflow.cli.project import project_communication
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from traceflow.result import Json, Result
     from traceflow.run import Run
 
@@ -24,13 +27,28 @@ def opened(source: str, options: Options) -> Run:
     from traceflow.run import open_run
 
     asked = (options.communication or []) if isinstance(options, ReadOptions) else []
-    with working(f"reading {source}", options):
-        run = open_run(source, communication=[*project_communication(), *asked])
+    with working(f"reading {source}", options), _readers(options) as executor:
+        run = open_run(source, communication=[*project_communication(), *asked], executor=executor)
         run = run.redacted() if isinstance(options, ReadOptions) and options.redact else run
     if len(run.evidence.trace.events):
         with working("finding dependencies", options):
             run.dependencies  # noqa: B018  # found when first asked for
     return run
+
+
+@contextmanager
+def _readers(options: Options) -> Iterator[Executor]:
+    """Who reads the traces of several ranks: the cluster that is named, else processes, where there is enough to do."""
+    if isinstance(options, ReadOptions) and options.cluster:
+        from traceflow.cluster import connected, executor_of
+
+        with connected(options.cluster) as client:
+            yield executor_of(client)
+        return
+    from traceflow.executors import Processes
+
+    with Processes() as executor:
+        yield executor
 
 
 def answer(

@@ -57,6 +57,9 @@ class ReadOptions(Options):
     redact: Annotated[
         bool, typer.Option("--redact", help="Leave out paths and the names of hosts and users, to show it to others.")
     ] = False
+    cluster: Annotated[
+        str | None, typer.Option(metavar="ADDRESS", help="Let the workers of a Dask cluster read the ranks.")
+    ] = None
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,81 @@
+"""Where the files of many ranks are read: in this process, in several, or wherever an executor puts the work."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any, TypeVar
+
+from traceflow.errors import TraceflowError
+
+T = TypeVar("T")
+
+# A process takes about a second to start and to load compiled code, in which time one core reads 100 MB or more of
+# JSON. Two cores gain from about 250 MB on; a margin keeps what is quick anyway in one process.
+_WORTH_BYTES = 500_000_000
+_PACKED = {".gz": 12}  # how much longer JSON is than its gzip
+
+
+class Processes(ProcessPoolExecutor):
+    """Processes of this machine, one for each core, for which there has to be enough to do.
+
+    They are started afresh and not forked, since this one may have threads. A script that uses them has to protect
+    its own code with `if __name__ == "__main__":`, as `multiprocessing` asks for.
+    """
+
+    def __init__(self) -> None:
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+        super().__init__(cores, mp_context=get_context("spawn"), initializer=_uninterrupted)
+
+
+def _uninterrupted() -> None:
+    """Leave Ctrl-C to the process that waits for this one."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def worth(files: Sequence[Path], executor: Executor | None) -> Executor | None:
+    """The executor for reading some files; None where this process has read them before others have started.
+
+    Args:
+        files: Files that exist, one task each.
+        executor: Whose tasks they may be. Only `Processes` are ever passed over: another was chosen by the user.
+    """
+    if not isinstance(executor, Processes):
+        return executor
+    sizes = [file.stat().st_size * _PACKED.get(file.suffix, 1) for file in files]
+    return executor if len(files) > 1 and sum(sizes) - max(sizes) >= _WORTH_BYTES // 2 else None
+
+
+def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], executor: Executor | None = None) -> list[T]:
+    """What a function returns for each tuple of arguments, in their order, whoever is asked to do it.
+
+    The error of the first task that fails is raised, as a loop would raise it; tasks that have not begun are dropped.
+
+    Args:
+        function: Of a module, so that another process can find it; pure, so that it may be done again.
+        tasks: Arguments of each call.
+        executor: Of the kind of `concurrent.futures`; this process and thread where None.
+
+    Raises:
+        TraceflowError: TF127 where what did the work ended.
+
+    Example:
+        >>> each(divmod, [(7, 2), (9, 4)])
+        [(3, 1), (2, 1)]
+    """
+    if executor is None:
+        return [function(*task) for task in tasks]
+    futures = [executor.submit(function, *task) for task in tasks]
+    try:
+        return [future.result() for future in futures]
+    except BrokenExecutor as error:
+        why = "a process that read some of its files ended early, as for want of memory"
+        hint = "give it more memory, or hand in an executor with fewer processes"
+        raise TraceflowError("TF127", "cannot read the traces", why, hint) from error
+    finally:
+        for future in futures:
+            future.cancel()
