@@ -170,6 +170,14 @@ def test_what_the_author_states_of_an_argument_is_held_against_it() -> None:
     assert [(f.code, f.evidence["array"]) for f in result.findings] == [("TF245", "w1"), ("TF245", "w2")]
 
 
+def test_a_pattern_that_names_no_argument_is_told() -> None:
+    stated = intent(params={"W1": "P('data', None)", "x": "P('data', None)"})
+    told = sharding(compiled(CASES["tensor_parallel_layers"]), stated).findings
+    assert [(f.code, f.title, f.suggestion) for f in told] == [
+        ("TF247", "'W1' is the name of no argument or parameter", "There are 'x', 'w1', 'w2'.")
+    ]
+
+
 def test_an_axis_that_no_mesh_has_is_refused() -> None:
     program = compiled(CASES["tensor_parallel_layers"])
     for stated in (intent(batch="dta"), intent(params={"w*": "P('dta')"}), intent(activations={"*": "P(None, 'dta')"})):

@@ -32,6 +32,7 @@ from traceflow.analyzers.sharding.replication import redundancy, replicated_work
 from traceflow.analyzers.sharding.reshards import rematerialisations, unasked_reshards
 from traceflow.analyzers.sharding.result import ArrayRow, CollectiveRow, Sharding
 from traceflow.analyzers.sharding.shards import misplaced_arrays, uneven_shards
+from traceflow.analyzers.sharding.unmatched import unmatched_patterns
 from traceflow.errors import TraceflowError
 from traceflow.intent.intent import Intent
 from traceflow.program.compilation import Compilation
@@ -87,7 +88,10 @@ def sharding(
         collectives=collectives,
         redundancy_ratio=ratio,
         redundancy_reason=reason,
-        findings=tuple(_finding(p, one, measured) for p, found in zip(parts, told, strict=True) for one in found),
+        findings=(
+            *unmatched_patterns(intent or Intent(), [array.name for p in parts for array in p.arguments.values()]),
+            *(_finding(p, one, measured) for p, found in zip(parts, told, strict=True) for one in found),
+        ),
         skipped=(
             *((Skipped("/result/redundancy_ratio", reason),) if ratio is None else ()),
             *_unjudged(parts, collectives),

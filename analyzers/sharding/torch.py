@@ -23,6 +23,7 @@ from traceflow.analyzers.sharding.torch_plan import (
     unmatched_keys,
 )
 from traceflow.analyzers.sharding.torch_values import differing_values
+from traceflow.analyzers.sharding.unmatched import unmatched_patterns
 from traceflow.intent.intent import Intent
 from traceflow.program.torch_audit import CollectiveCall, TorchAudit, TorchMesh
 from traceflow.result import Finding, Provenance, Severity, Skipped
@@ -49,7 +50,8 @@ def torch_sharding(audits: TorchAudit | Sequence[TorchAudit], intent: Intent | N
     several = [audits] if isinstance(audits, TorchAudit) else sorted(audits, key=lambda audit: audit.rank)
     said, meshes = intent or Intent(), meshes_of(several)
     collectives = _merged(row for audit in several for row in _collectives(audit, said, meshes))
-    found = [*(one for audit in several for one in _found(audit, said)), *_undeclared(collectives, said)]
+    names = [parameter.name for audit in several for parameter in audit.parameters]
+    found = [*unmatched_patterns(said, names), *(one for audit in several for one in _found(audit, said)), *_undeclared(collectives, said)]
     return Sharding(
         mesh=said.mesh or (mesh_of(meshes[0]) if meshes else None),
         arrays=_arrays(several, said),
