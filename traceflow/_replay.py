@@ -1,10 +1,11 @@
-"""Compiled sweeps over a dependency graph. Imported only by traceflow.graph, inside its functions."""
+"""Sweeps over a dependency graph, as machine code. Used by traceflow.graph alone."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from traceflow.compiled import Compiled
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -16,27 +17,42 @@ SELF = 0
 RENDEZVOUS = 9
 
 
-@njit(cache=True)
 def by_target(
     source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int
 ) -> tuple[Int64, Int32, Int8, Int32]:
     """Group edges by the vertex they lead to (counting sort, stable)."""
-    offsets = np.zeros(vertices + 1, np.int64)
+    offsets, sources = np.zeros(vertices + 1, np.int64), np.empty(len(source), np.int32)
+    kinds, advances = np.empty(len(source), np.int8), np.empty(len(source), np.int32)
+    _group(source, target, kind, advance, offsets, sources, kinds, advances)
+    return offsets, sources, kinds, advances
+
+
+@Compiled
+def _group(
+    source: Int32,
+    target: Int32,
+    kind: Int8,
+    advance: Int32,
+    offsets: Int64,
+    sources: Int32,
+    kinds: Int8,
+    advances: Int32,
+) -> None:
+    """Count the edges into each vertex, put edges where the count says, and move the counts back by one."""
+    vertices = len(offsets) - 1
     for e in range(len(target)):
         offsets[target[e] + 1] += 1
     for v in range(vertices):
         offsets[v + 1] += offsets[v]
-    place = offsets[:-1].copy()
-    sources, kinds = np.empty(len(source), np.int32), np.empty(len(source), np.int8)
-    advances = np.empty(len(source), np.int32)
     for e in range(len(target)):
-        at = place[target[e]]
+        at = offsets[target[e]]
         sources[at], kinds[at], advances[at] = source[e], kind[e], advance[e]
-        place[target[e]] += 1
-    return offsets, sources, kinds, advances
+        offsets[target[e]] += 1
+    for v in range(vertices, 0, -1):
+        offsets[v] = offsets[v - 1]
+    offsets[0] = 0
 
 
-@njit(cache=True)
 def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32, Bool]:
     """Vertices so that every edge leads forward, by depth-first search over predecessors.
 
@@ -44,11 +60,18 @@ def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32,
     inside a slice: in its place goes the edge by which the search left the slice's start.
     """
     vertices = len(offsets) - 1
-    order, filled = np.empty(vertices, np.int32), 0
-    state = np.zeros(vertices, np.int8)  # 0 new, 1 on the stack, 2 done
-    cursor = offsets[:-1].copy()
-    closing = np.zeros(len(source), np.bool_)
-    stack = np.empty(vertices, np.int32)
+    order, closing = np.empty(vertices, np.int32), np.zeros(len(source), bool)
+    stack, state = np.empty(vertices, np.int32), np.zeros(vertices, np.int8)
+    _sort(offsets, source, kind, offsets[:-1].copy(), stack, state, order, closing)
+    return order, closing
+
+
+@Compiled
+def _sort(
+    offsets: Int64, source: Int32, kind: Int8, cursor: Int64, stack: Int32, state: Int8, order: Int32, closing: Bool
+) -> None:
+    """Fill the order, and mark what closes. `state` is 0 of new vertices, 1 of those on the stack, 2 of done ones."""
+    vertices, filled = len(offsets) - 1, 0
     for root in range(vertices):
         if state[root] != 0:
             continue
@@ -67,7 +90,8 @@ def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32,
                 while stack[depth - 1] != u:  # search again from u, without that edge
                     w = stack[depth - 1]
                     state[w], cursor[w] = 0, offsets[w]
-                    closing[offsets[w] : offsets[w + 1]] = False
+                    for entered in range(offsets[w], offsets[w + 1]):
+                        closing[entered] = False
                     depth -= 1
                 closing[cursor[u] - 1] = True
             elif state[u] == 1:
@@ -75,10 +99,8 @@ def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32,
             elif state[u] == 0:
                 state[u], stack[depth] = 1, u
                 depth += 1
-    return order, closing
 
 
-@njit(cache=True)
 def bindings(
     time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8, advance: Int32
 ) -> tuple[Int64, Int64]:
@@ -89,7 +111,23 @@ def bindings(
     """
     vertices = len(offsets) - 1
     binding, lag = np.full(vertices, -1, np.int64), np.zeros(vertices, np.int64)
-    for v in range(vertices):
+    _bind(time, work, lane, offsets, source, kind, advance, binding, lag)
+    return binding, lag
+
+
+@Compiled
+def _bind(
+    time: Int64,
+    work: Int64,
+    lane: Int32,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    advance: Int32,
+    binding: Int64,
+    lag: Int64,
+) -> None:
+    for v in range(len(binding)):
         best, rank = np.int64(0), 0
         for e in range(offsets[v], offsets[v + 1]):
             u = source[e]
@@ -102,10 +140,8 @@ def bindings(
                 binding[v], best, rank = e, bound, own
         if binding[v] >= 0:
             lag[v] = time[v] - best
-    return binding, lag
 
 
-@njit(cache=True)
 def replay(
     measured: Int64,
     order: Int32,
@@ -119,6 +155,22 @@ def replay(
 ) -> Int64:
     """Time of each vertex: its latest bound plus its lag; the measured time where nothing binds it."""
     time = measured.copy()
+    _run(time, order, work, lag, offsets, source, kind, advance, cut)
+    return time
+
+
+@Compiled
+def _run(
+    time: Int64,
+    order: Int32,
+    work: Int64,
+    lag: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    advance: Int32,
+    cut: Bool,
+) -> None:
     for v in order:
         bound, bound_by = np.int64(0), False
         for e in range(offsets[v], offsets[v + 1]):
@@ -129,10 +181,8 @@ def replay(
                 bound, bound_by = candidate, True
         if bound_by:
             time[v] = bound + lag[v]
-    return time
 
 
-@njit(cache=True)
 def latest(
     time: Int64,
     order: Int32,
@@ -146,15 +196,21 @@ def latest(
 ) -> Int64:
     """The latest time of each vertex that still lets everything end at `end`, lags kept."""
     late = np.full(len(time), end, np.int64)
+    _run_back(late, order, work, lag, offsets, source, kind, advance)
+    return late
+
+
+@Compiled
+def _run_back(
+    late: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32
+) -> None:
     for i in range(len(order) - 1, -1, -1):
         v = order[i]
         for e in range(offsets[v], offsets[v + 1]):
             allowed = late[v] - lag[v] + advance[e] - (work[v >> 1] if kind[e] == SELF else 0)
             late[source[e]] = min(late[source[e]], allowed)
-    return late
 
 
-@njit(cache=True)
 def replay_bounds(
     measured: Int64,
     order: Int32,
@@ -175,6 +231,28 @@ def replay_bounds(
     delay may have had any latency up to `measured - bound`, hidden behind another; the others had none.
     """
     low, high = measured.copy(), measured.copy()
+    columns = order, old_work, work, binding, offsets, source, kind, advance, delay, cut, can_delay
+    _run_bounds(measured, *columns, low, high)
+    return low, high
+
+
+@Compiled
+def _run_bounds(
+    measured: Int64,
+    order: Int32,
+    old_work: Int64,
+    work: Int64,
+    binding: Int64,
+    offsets: Int64,
+    source: Int32,
+    kind: Int8,
+    advance: Int32,
+    delay: Float64,
+    cut: Bool,
+    can_delay: Bool,
+    low: Int64,
+    high: Int64,
+) -> None:
     for v in order:
         some, reached, has_cause = False, False, False
         floor_low, floor_high, cause_low, cause_high = np.int64(0), np.int64(0), np.int64(0), np.int64(0)
@@ -201,17 +279,21 @@ def replay_bounds(
             continue
         low[v] = max(floor_low, cause_low) if has_cause and not reached else floor_low
         high[v] = max(floor_high, cause_high) if has_cause else floor_high
-    return low, high
 
 
-@njit(cache=True)
 def walk_back(time: Int64, binding: Int64, source: Int32, end_vertex: int, start: int) -> Int32:
     """The vertices of the critical path, last first, until the start of the window or a vertex nothing binds."""
-    path, length = np.empty(len(time), np.int32), 0
-    v = end_vertex
+    path = np.empty(len(time), np.int32)
+    length = _walk(time, binding, source, end_vertex, start, path)
+    return path[:length].copy()
+
+
+@Compiled
+def _walk(time: Int64, binding: Int64, source: Int32, vertex: int, start: int, path: Int32) -> int:
+    length = 0
     while True:
-        path[length] = v
+        path[length] = vertex
         length += 1
-        if time[v] <= start or binding[v] < 0:
-            return path[:length]
-        v = source[binding[v]]
+        if time[vertex] <= start or binding[vertex] < 0:
+            return length
+        vertex = source[binding[vertex]]

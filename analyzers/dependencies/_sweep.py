@@ -1,17 +1,17 @@
-"""Compiled sweep that cuts nested events into slices of self time."""
+"""Sweeps over events in order of lane and time: slices of self time, what is around what, which work fills a gap."""
 
 from __future__ import annotations
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
+
+from traceflow.compiled import Compiled
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
 
-@njit(cache=True)
 def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64, Int64, Int32, Int32, int]:
     """Slices (start, end, event, depth of nesting) of events sorted by (lane, start, -end), and how many were cut to their parent.
 
@@ -19,11 +19,34 @@ def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64
     are never empty.
     """
     count = len(start)
-    starts, ends, events = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64), np.empty(2 * count, np.int32)
-    stack, stop, resumed = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64)
-    depths = np.empty(2 * count, np.int32)
-    filled, depth, cut = 0, 0, 0
-    opened = np.zeros(count, np.bool_)
+    starts, ends = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64)
+    events, depths = np.empty(2 * count, np.int32), np.empty(2 * count, np.int32)
+    scratch = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, bool)
+    cut = np.zeros(1, np.int64)
+    filled = _slice(start, end, lane, nests, *scratch, starts, ends, events, depths, cut)
+    starts, ends = starts[:filled].copy(), ends[:filled].copy()
+    return starts, ends, events[:filled].copy(), depths[:filled].copy(), int(cut[0])
+
+
+@Compiled
+def _slice(
+    start: Int64,
+    end: Int64,
+    lane: Int32,
+    nests: Bool,
+    stack: Int32,
+    stop: Int64,
+    resumed: Int64,
+    opened: Bool,
+    starts: Int64,
+    ends: Int64,
+    events: Int32,
+    depths: Int32,
+    cut: Int64,
+) -> int:
+    """Fill the slices; return how many there are. The first four after `nests` are scratch, one per event."""
+    count = len(start)
+    filled, depth = 0, 0
     for i in range(count + 1):
         closing_lane = i == count or (i > 0 and lane[i] != lane[i - 1])
         while depth > 0 and (closing_lane or stop[depth - 1] <= start[i]):
@@ -51,20 +74,25 @@ def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64
             opened[top] = True
             if limit > stop[depth - 1]:
                 limit = stop[depth - 1]
-                cut += 1
+                cut[0] += 1
         stack[depth], stop[depth], resumed[depth] = i, limit, start[i]
         depth += 1
-    return starts[:filled], ends[:filled], events[:filled], depths[:filled], cut
+    return filled
 
 
-@njit(cache=True)
 def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:
     """For each event, the innermost other event of its lane that is wanted and under way when it starts, -1 without one.
 
     Events are sorted by (lane, start, -end).
     """
-    found = np.full(len(start), -1, np.int64)
-    stack, depth = np.empty(len(start), np.int64), 0
+    found, stack = np.full(len(start), -1, np.int64), np.empty(len(start), np.int64)
+    _enclose(start, end, lane, wanted, stack, found)
+    return found
+
+
+@Compiled
+def _enclose(start: Int64, end: Int64, lane: Int32, wanted: Bool, stack: Int64, found: Int64) -> None:
+    depth = 0
     for i in range(len(start)):
         while depth > 0 and (lane[stack[depth - 1]] != lane[i] or end[stack[depth - 1]] <= start[i]):
             depth -= 1
@@ -73,13 +101,12 @@ def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:
         if wanted[i]:
             stack[depth] = i
             depth += 1
-    return found
 
 
 NEVER = np.iinfo(np.int64).max
 
 
-@njit(cache=True)
+@Compiled
 def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
     """Move a thread to the front of a list that is linked both ways, or add it there."""
     if newer[who] >= 0:
@@ -92,7 +119,6 @@ def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
     older[head] = who
 
 
-@njit(cache=True)
 def fillings(
     start: Int64,
     end: Int64,
@@ -121,16 +147,50 @@ def fillings(
         since: Until when, before it, another thread's own work is allowed.
         until: From when on, after it, another thread's own work is allowed.
     """
-    busy = np.zeros(len(start) + 1, np.int64)
-    busy[1:] = np.cumsum(end - start)
+    busy = np.concatenate(([0], np.cumsum(end - start)))
     bounds = np.searchsorted(thread, np.arange(len(workers) + 1))
-    latest = np.full(len(workers), -1, np.int64)  # slice of each thread that ended last
-    ended_ns, next_ns = np.empty(len(workers), np.int64), np.empty(len(workers), np.int64)  # when, and the next start
-    newer, older = np.full(len(workers) + 1, -1, np.int64), np.full(len(workers) + 1, -1, np.int64)
+    order = np.argsort(end, kind="stable"), np.argsort(wait_end, kind="stable")
+    columns = start, end, thread, workers, caller, wait_start, wait_end, since, until, busy, bounds, *order
+    room, filled = 0, len(wait_start) + 64  # few intervals are filled by several threads
+    while filled > room:
+        room = filled
+        found = np.empty((3, room), np.int64)
+        links = np.full((2, len(workers) + 1), -1, np.int64)
+        filled = _fill(
+            *columns, np.full(len(workers), -1, np.int64), np.empty((2, len(workers)), np.int64), links, found
+        )
+    return found[0, :filled].copy(), found[1, :filled].copy(), found[2, :filled].copy()
+
+
+@Compiled
+def _fill(
+    start: Int64,
+    end: Int64,
+    thread: Int64,
+    workers: Bool,
+    caller: Int64,
+    wait_start: Int64,
+    wait_end: Int64,
+    since: Int64,
+    until: Int64,
+    busy: Int64,
+    bounds: Int64,
+    ended: Int64,
+    waits: Int64,
+    latest: Int64,
+    around: Int64,
+    links: Int64,
+    found: Int64,
+) -> int:
+    """Fill what is found, as far as there is room, and count all of it.
+
+    `busy` is work before each slice, `bounds` where threads begin, `ended` and `waits` the order of ends; `latest` is
+    the slice of each thread that ended last, `around` when it did, and when the next starts.
+    """
+    ended_ns, next_ns, newer, older = around[0], around[1], links[0], links[1]
     head = len(workers)  # stands before the thread that worked last
-    found, filled = np.empty((3, 64), np.int64), 0
-    ended, done = np.argsort(end, kind="mergesort"), 0
-    for wait in np.argsort(wait_end, kind="mergesort"):
+    filled, done = 0, 0
+    for wait in waits:
         while done < len(ended) and end[ended[done]] <= wait_end[wait]:
             row = ended[done]
             done += 1
@@ -144,12 +204,23 @@ def fillings(
         while who >= 0 and 2 * (ended_ns[who] - wait_start[wait]) >= length:
             if next_ns[who] >= until[wait] and who != caller[wait]:
                 last, begin = latest[who], bounds[who]
-                first = begin + np.searchsorted(start[begin : last + 1], wait_start[wait])
+                first = _first_from(start, begin, last + 1, wait_start[wait])
                 fills = first <= last and 2 * (busy[last + 1] - busy[first]) >= length
                 if fills and (first == begin or end[first - 1] <= since[wait]):
-                    if filled == found.shape[1]:
-                        found = np.concatenate((found, np.empty_like(found)), axis=1)
-                    found[0, filled], found[1, filled], found[2, filled] = wait, first, last
+                    if filled < found.shape[1]:
+                        found[0, filled], found[1, filled], found[2, filled] = wait, first, last
                     filled += 1
             who = older[who]
-    return found[0, :filled].copy(), found[1, :filled].copy(), found[2, :filled].copy()
+    return filled
+
+
+@Compiled
+def _first_from(values: Int64, low: int, high: int, least: int) -> int:
+    """The first of the ascending values from `low` to `high` that is not below `least`."""
+    while low < high:
+        middle = (low + high) // 2
+        if values[middle] < least:
+            low = middle + 1
+        else:
+            high = middle
+    return low

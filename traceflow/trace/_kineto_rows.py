@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from io import BufferedReader
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +19,7 @@ from traceflow.program.operators import COUNTED
 from traceflow.trace import _kineto_scan as k
 from traceflow.trace import _text_columns as t
 from traceflow.trace._json_text import with_whole_characters
+from traceflow.unpacking import most_bytes
 
 if TYPE_CHECKING:
     from traceflow.result import Json
@@ -168,6 +170,8 @@ class _Inflated:
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
         self._inflater = zlib.decompressobj(wbits=31)
+        self._most_bytes = most_bytes(os.fstat(file.fileno()).st_size)
+        self._unpacked_bytes = 0
         self.problem: str | None = None
 
     def readinto(self, view: memoryview) -> int:
@@ -191,6 +195,9 @@ class _Inflated:
                 piece = self._inflater.decompress(packed, limit)
             except zlib.error as error:
                 self.problem = str(error)
+            self._unpacked_bytes += len(piece)
+            if self._unpacked_bytes > self._most_bytes:
+                piece, self.problem = b"", "it unpacks to far more than a trace of its size"
             if not packed:
                 self.problem = "the gzip stream ends early"
         return piece
@@ -204,7 +211,6 @@ class _Collector:
         self._state[k.DAMAGE] = -1
         self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
         self._outcomes = np.empty(_BATCH, np.int8)
-        self._never = np.zeros(_BATCH, bool)
         self._texts = _Texts()
         self._counts = np.zeros(k.OUTCOMES, np.int64)
         self._members: dict[str, Json] = {}
@@ -223,7 +229,7 @@ class _Collector:
         """Take what is complete in `buffer`, which ends in PADDING; return how much that was."""
         at = 0
         while True:
-            at = k.scan(buffer, at, final, self._state, self._places, self._outcomes)
+            at = int(k.scan(buffer, at, final, self._state, self._places, self._outcomes))
             found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]].tolist()
             if member_stop:
                 self._members |= _member(buffer[self._state[k.MEMBER_START] : member_stop].tobytes())
@@ -268,8 +274,8 @@ class _Collector:
     def _take_flows(self, events: Int64) -> None:
         if len(events) or not self._flows:
             time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
-            codes = (self._codes(events, field) for field in (k.PID, k.TID, k.PH))
-            self._flows.append(FlowEnds(self._numbers(events, k.ID), time_ns, *codes))
+            (number,) = self._numbers(events, k.ID)
+            self._flows.append(FlowEnds(number, time_ns, *self._codes(events, k.PID, k.TID, k.PH)))
 
     def _take_spans(self, outcomes: Int8, events: Int64) -> None:
         start_ns, end_ns = t.times(self._places, events, k.TS, k.DUR)
@@ -278,18 +284,12 @@ class _Collector:
         events = events[timed]
         category = outcomes[events]
         on_device = (category >= k.KERNEL) & (category <= k.QUEUE)
-        self._spans.append(
-            Spans(
-                start_ns[timed],
-                end_ns[timed],
-                self._numbers(events, k.CORRELATION),
-                self._numbers(events, k.EXTERNAL),
-                self._texts.codes(self._places, events, k.NAME, k.CATEGORY, category == k.UNKNOWN),
-                self._texts.codes(self._places, events, k.PID, k.DEVICE, on_device),
-                self._texts.codes(self._places, events, k.TID, k.STREAM, on_device),
-                category,
-            )
-        )
+        wanted = np.stack((category == k.UNKNOWN, on_device, on_device))
+        fields, instead = np.array([k.NAME, k.PID, k.TID]), np.array([k.CATEGORY, k.DEVICE, k.STREAM])
+        correlation, external = self._numbers(events, k.CORRELATION, k.EXTERNAL)
+        name, owner, track = self._texts.codes(self._places, events, fields, instead, wanted)
+        times = start_ns[timed], end_ns[timed]
+        self._spans.append(Spans(*times, correlation, external, name, owner, track, category))
         self._take_collectives(events)
         self._take_arguments(category, events)
         self._take_copies(np.flatnonzero(category == k.MEMORY), events)
@@ -298,41 +298,32 @@ class _Collector:
         self._row_count += len(events)
 
     def _take_copies(self, copied: Int64, events: Int64) -> None:
-        size_bytes = self._numbers(events[copied], k.BYTES)
+        if self._copies and not len(copied):
+            return
+        (size_bytes,) = self._numbers(events[copied], k.BYTES)
         told = size_bytes >= 0
         if told.any() or not self._copies:
             self._copies.append(Copies(self._row_count + copied[told], size_bytes[told]))
 
     def _take_collectives(self, events: Int64) -> None:
-        stops = self._places[events, :, 1]
-        described = np.flatnonzero((stops[:, k.COLLECTIVE] > 0) | (stops[:, k.GROUP_NAME] > 0))
-        events, codes, numbers = events[described], self._codes, self._numbers
+        stops = self._places[:, :, 1]
+        described = np.flatnonzero((stops[events, k.COLLECTIVE] > 0) | (stops[events, k.GROUP_NAME] > 0))
+        events = events[described]
         if self._collectives and not len(events):
             return
-        self._collectives.append(
-            Collectives(
-                row=self._row_count + described,
-                operation=codes(events, k.COLLECTIVE),
-                dtype=codes(events, k.DTYPE),
-                elements=numbers(events, k.NELEMS),
-                in_splits=codes(events, k.IN_SPLITS),
-                out_splits=codes(events, k.OUT_SPLITS),
-                group=codes(events, k.GROUP_NAME),
-                members=codes(events, k.GROUP_RANKS),
-                size=numbers(events, k.GROUP_SIZE),
-                sequence=numbers(events, k.SEQUENCE),
-                root=numbers(events, k.ROOT),
-                source=numbers(events, k.SOURCE),
-                destination=numbers(events, k.DESTINATION),
-            )
-        )
+        codes = self._codes(events, k.COLLECTIVE, k.DTYPE, k.IN_SPLITS, k.OUT_SPLITS, k.GROUP_NAME, k.GROUP_RANKS)
+        numbers = self._numbers(events, k.NELEMS, k.GROUP_SIZE, k.SEQUENCE, k.ROOT, k.SOURCE, k.DESTINATION)
+        named = ("operation", "dtype", "in_splits", "out_splits", "group", "members")
+        counted = ("elements", "size", "sequence", "root", "source", "destination")
+        columns: dict[str, Any] = dict(zip((*named, *counted), (*codes, *numbers), strict=True))
+        self._collectives.append(Collectives(row=self._row_count + described, **columns))
 
     def _take_arguments(self, category: Int8, events: Int64) -> None:
         described = (category == k.OPERATOR) & (self._places[events, k.SHAPES, 1] > 0)
         told = np.flatnonzero(described)[self._is_counted(self._spans[-1].name[described])]
         if self._arguments and not len(told):
             return
-        texts = (self._codes(events[told], field) for field in (k.SHAPES, k.TYPES, k.VALUES))
+        texts = self._codes(events[told], k.SHAPES, k.TYPES, k.VALUES)
         self._arguments.append(Arguments(self._row_count + told, *texts))
 
     def _is_counted(self, names: Int32) -> Bool:
@@ -347,31 +338,28 @@ class _Collector:
     def _take_syncs(self, events: Int64) -> None:
         if self._syncs and not len(events):
             return
-        device, numbers = self._numbers(events, k.DEVICE), self._numbers
-        self._syncs.append(
-            SyncRecords(
-                kind=self._texts.codes(self._places, events, k.NAME, k.SYNC, np.ones(len(events), bool)),
-                device=np.where(device >= 0, device, numbers(events, k.PID)),
-                stream=numbers(events, k.STREAM),
-                awaited_stream=numbers(events, k.AWAITED_STREAM),
-                correlation=numbers(events, k.CORRELATION),
-                record_correlation=numbers(events, k.RECORD_CORRELATION),
-            )
+        device, owner, *others = self._numbers(
+            events, k.DEVICE, k.PID, k.STREAM, k.AWAITED_STREAM, k.CORRELATION, k.RECORD_CORRELATION
         )
+        always = np.ones((1, len(events)), bool)
+        (kind,) = self._texts.codes(self._places, events, np.array([k.NAME]), np.array([k.SYNC]), always)
+        self._syncs.append(SyncRecords(kind, np.where(device >= 0, device, owner), *others))
 
     def _take_allocations(self, events: Int64) -> None:
         if self._allocations and not len(events):
             return
         time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
-        columns = (self._numbers(events, field) for field in (k.ALLOCATED, k.RESERVED, k.DEVICE_KIND, k.DEVICE_NUMBER))
+        columns = self._numbers(events, k.ALLOCATED, k.RESERVED, k.DEVICE_KIND, k.DEVICE_NUMBER)
         self._allocations.append(Allocations(time_ns, t.amounts(self._places, events, k.BYTES), *columns))
 
-    def _numbers(self, events: Int64, field: int) -> Int64:
-        found: Int64 = t.numbers(self._places, events, field)
-        return found
+    def _numbers(self, events: Int64, *fields: int) -> Int64:
+        """Per field and event, the number there."""
+        return t.numbers(self._places, events, np.array(fields))
 
-    def _codes(self, events: Int64, field: int) -> Int32:
-        return self._texts.codes(self._places, events, field, field, self._never[: len(events)])
+    def _codes(self, events: Int64, *fields: int) -> Int32:
+        """Per field and event, the code of the text there."""
+        columns = np.array(fields)
+        return self._texts.codes(self._places, events, columns, columns, np.zeros((len(fields), len(events)), bool))
 
 
 class _Texts:
@@ -394,10 +382,11 @@ class _Texts:
         if held + size + t.PADDING > len(self._arena):
             self._arena = _with_room(self._arena, held + size + t.PADDING)
 
-    def codes(self, places: Int64, events: Int64, field: int, rather: int, wanted: Bool) -> Int32:
-        """Number of each event's text in `field`, or in `rather` where that is wanted and there; -1 for none."""
+    def codes(self, places: Int64, events: Int64, fields: Int64, instead: Int64, wanted: Bool) -> Int32:
+        """Per field and event, the number of the text there, or in `instead` where that is wanted and there; else -1."""
+        found = np.empty((len(fields), len(events)), np.int32)
         held = self._filled, self._table, self._slots, self._arena
-        found: Int32 = t.codes(places, events, field, rather, wanted, *held)
+        t.codes(places, events, fields, instead, wanted, *held, found)
         return found
 
     def text(self, code: int) -> str:

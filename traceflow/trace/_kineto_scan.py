@@ -12,15 +12,12 @@ the compiler's cache notices a change only in the file that a kernel stands in.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
 
+from traceflow.compiled import Compiled, Intrinsic
 from traceflow.trace._text_columns import PADDING, byte_at, load, signed
 
 Bytes = NDArray[np.uint8]
@@ -118,32 +115,30 @@ _INCOMPLETE, _BAD = -1, -2
 _THREE, _COLON_SPACE = np.uint64(0xFFFFFF), np.uint64(int.from_bytes(b'": ', "little"))
 
 
-@intrinsic
-def _count_zeros(_typing: Any, _word: Any) -> Any:
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+@Intrinsic
+def _low_zeros(types: Any, ir: Any) -> Any:
+    """How many of the lowest bits of a word are zero."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 1))
 
-    return types.int64(types.uint64), generate
+    return types.int64, (types.uint64,), build
 
 
-_low_zeros: Callable[[np.uint64], int] = _count_zeros  # type: ignore[assignment]
-"""How many of the lowest bits of a word are zero."""
-
-
-@njit(cache=True)
+@Compiled
 def _is(word: np.uint64, byte: int) -> np.uint64:
     """Mark the bytes that equal `byte`; above the first of them, marks may be wrong."""
     other = word ^ (_EACH * np.uint64(byte))
     return (other - _EACH) & ~other & _TOP
 
 
-@njit(cache=True)
+@Compiled
 def _above(word: np.uint64, byte: int) -> np.uint64:
     """Mark the bytes that are greater than `byte`, which is below 128."""
     return (((word & _REST) + _EACH * np.uint64(127 - byte)) | word) & _TOP
 
 
-@njit(cache=True)
+@Compiled
 def _space(at: int, stop: int) -> int:
     """Step over white space, commas and what else no value starts with."""
     while at < stop:
@@ -155,7 +150,7 @@ def _space(at: int, stop: int) -> int:
     return at
 
 
-@njit(cache=True)
+@Compiled
 def _string_end(at: int, stop: int) -> int:
     """Where the quote is that closes the string whose first character is at `at`; at `stop` or later for none."""
     while at < stop:
@@ -171,7 +166,7 @@ def _string_end(at: int, stop: int) -> int:
     return at
 
 
-@njit(cache=True)
+@Compiled
 def _bare_end(at: int, stop: int) -> int:
     """Where a number, true, false, null, NaN or Infinity ends."""
     while at < stop:
@@ -187,7 +182,7 @@ def _bare_end(at: int, stop: int) -> int:
     return at
 
 
-@njit(cache=True)
+@Compiled
 def _nested_end(at: int, stop: int) -> int:
     """Where the object or list at `at` ends, _INCOMPLETE for nowhere."""
     depth = 0
@@ -211,7 +206,7 @@ def _nested_end(at: int, stop: int) -> int:
     return _INCOMPLETE
 
 
-@njit(cache=True)
+@Compiled
 def _value_end(at: int, stop: int) -> int:
     if byte_at(at) == _QUOTE:
         end = _string_end(at + 1, stop) + 1
@@ -224,7 +219,7 @@ def _value_end(at: int, stop: int) -> int:
     return end if end > at else _BAD
 
 
-@njit(cache=True)
+@Compiled
 def _key(at: int, stop: int) -> tuple[int, int]:
     """Where the value of the member at `at` starts, and what its key means."""
     if byte_at(at) != _QUOTE:
@@ -243,7 +238,7 @@ def _key(at: int, stop: int) -> tuple[int, int]:
     return value, _word(at + 1, end)
 
 
-@njit(cache=True)
+@Compiled
 def _word(start: int, stop: int) -> int:
     """Meaning of a word of `_WORDS`, else 0."""
     length = stop - start
@@ -261,7 +256,7 @@ def _word(start: int, stop: int) -> int:
     return _MEANING[place]
 
 
-@njit(cache=True)
+@Compiled
 def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, outcomes: Int8) -> int:  # noqa: FBT001
     """Note the complete events of `buffer` from `begin` on, as many as `outcomes` has room for.
 
@@ -300,13 +295,13 @@ def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, out
     return at - base
 
 
-@njit(cache=True)
+@Compiled
 def _note_damage(at: int, state: Int64) -> None:
     if state[DAMAGE] < 0:
         state[DAMAGE] = state[OFFSET] + at - state[BASE]
 
 
-@njit(cache=True)
+@Compiled
 def _scan_start(at: int, state: Int64) -> int:
     byte = byte_at(at)
     if state[MODE] != START:
@@ -320,7 +315,7 @@ def _scan_start(at: int, state: Int64) -> int:
     return at + 1 if state[MODE] != START else _BAD
 
 
-@njit(cache=True)
+@Compiled
 def _scan_member(at: int, stop: int, state: Int64) -> int:
     if byte_at(at) == _CLOSE:
         state[MODE] = END
@@ -337,7 +332,7 @@ def _scan_member(at: int, stop: int, state: Int64) -> int:
     return end
 
 
-@njit(cache=True)
+@Compiled
 def _scan_event(at: int, stop: int, final: bool, state: Int64, spans: Int64, outcomes: Int8) -> int:  # noqa: FBT001
     if byte_at(at) == _CLOSE_LIST:
         state[MODE] = END if state[BARE] else MEMBERS
@@ -357,7 +352,7 @@ def _scan_event(at: int, stop: int, final: bool, state: Int64, spans: Int64, out
     return end
 
 
-@njit(cache=True)
+@Compiled
 def _note_event(at: int, stop: int, spans: Int64, place: int) -> int:
     """Note where the values of one event are; return the position behind it."""
     for field in range(FIELDS):
@@ -388,7 +383,7 @@ def _note_event(at: int, stop: int, spans: Int64, place: int) -> int:
             spans[place, key, 0], spans[place, key, 1] = value + quoted, at - quoted
 
 
-@njit(cache=True)
+@Compiled
 def _next_event(at: int, stop: int) -> int:
     """Behind damage: where an event starts after a comma, or where the list of events closes."""
     before = 0
@@ -406,7 +401,7 @@ def _next_event(at: int, stop: int) -> int:
     return _INCOMPLETE
 
 
-@njit(cache=True)
+@Compiled
 def _outcome(spans: Int64, place: int) -> int:
     """What one event is to become, from its category and phase."""
     phase = byte_at(spans[place, PH, 0]) if spans[place, PH, 1] - spans[place, PH, 0] == 1 else 0

@@ -10,10 +10,9 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
 from numpy.typing import NDArray
+
+from traceflow.compiled import Compiled, Intrinsic
 
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
@@ -32,54 +31,67 @@ _LARGEST_US = 9 * 10**15  # in ns it still fits 64 bits
 _NS_PART, _US_PART = 10**15, 10**18  # what is finer than a ns, and digits behind the point of a us
 
 
-@intrinsic
-def _load(_typing: Any, _at: Any) -> Any:
-    def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
+@Intrinsic
+def load(types: Any, ir: Any) -> Any:
+    """The eight bytes at an address, as a little-endian number."""
+
+    def build(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         return builder.load(builder.inttoptr(arguments[0], ir.IntType(64).as_pointer()), align=1)
 
-    return types.uint64(types.int64), generate
+    return types.uint64, (types.int64,), build
 
-
-load: Callable[[int], np.uint64] = _load  # type: ignore[assignment]
-"""The eight bytes at an address, as a little-endian number."""
 
 signed: Callable[[Any], int] = np.int64  # type: ignore[assignment]
 """A word as an integer; compiled code must not mix the two."""
 
 
-@njit(cache=True)
+@Compiled
 def byte_at(at: int) -> int:
     """The byte at an address."""
     return signed(load(at) & _LOWEST)
 
 
-@njit(cache=True)
-def numbers(spans: Int64, places: Int64, field: int) -> Int64:
-    """Per event, the non-negative integer in a field, else -1; exporters also write 2**32 - 1 for none."""
-    found = np.empty(len(places), np.int64)
-    for i in range(len(places)):
-        start, stop = spans[places[i], field, 0], spans[places[i], field, 1]
-        value = _digits(start, stop)
-        found[i] = value if value != 2**32 - 1 else -1
+def numbers(spans: Int64, places: Int64, fields: Int64) -> Int64:
+    """Per field and event, the non-negative integer there, else -1; exporters also write 2**32 - 1 for none."""
+    found = np.empty((len(fields), len(places)), np.int64)
+    _fill_numbers(spans, places, fields, found)
     return found
 
 
-@njit(cache=True)
+@Compiled
+def _fill_numbers(spans: Int64, places: Int64, fields: Int64, found: Int64) -> None:
+    for row in range(len(fields)):
+        for i in range(len(places)):
+            start, stop = spans[places[i], fields[row], 0], spans[places[i], fields[row], 1]
+            value = _digits(start, stop) if start < stop else -1
+            found[row, i] = value if value != 2**32 - 1 else -1
+
+
 def amounts(spans: Int64, places: Int64, field: int) -> Int64:
     """Per event, the integer in a field, which may be negative; 0 where it has none."""
-    found = np.zeros(len(places), np.int64)
+    found = np.empty(len(places), np.int64)
+    _fill_amounts(spans, places, field, found)
+    return found
+
+
+@Compiled
+def _fill_amounts(spans: Int64, places: Int64, field: int, found: Int64) -> None:
     for i in range(len(places)):
         start, stop = spans[places[i], field, 0], spans[places[i], field, 1]
         negative = start < stop and byte_at(start) == _MINUS
         value = max(_digits(start + negative, stop), 0)
         found[i] = -value if negative else value
-    return found
 
 
-@njit(cache=True)
 def times(spans: Int64, places: Int64, start: int, duration: int) -> tuple[Int64, Int64]:
     """Per event, ns of its start and of its end, both rounded down; -1 where it has none."""
     start_ns, end_ns = np.empty(len(places), np.int64), np.empty(len(places), np.int64)
+    _fill_times(spans, places, start, duration, start_ns, end_ns)
+    return start_ns, end_ns
+
+
+@Compiled
+def _fill_times(spans: Int64, places: Int64, start: int, duration: int, start_ns: Int64, end_ns: Int64) -> None:
     for i in range(len(places)):
         event = places[i]
         start_ns[i], part = _decimal(spans[event, start, 0], spans[event, start, 1])
@@ -87,50 +99,53 @@ def times(spans: Int64, places: Int64, start: int, duration: int) -> tuple[Int64
         end_ns[i] = start_ns[i] + length_ns + (part + length_part >= _NS_PART)
         if start_ns[i] < 0 or length_ns < 0:
             end_ns[i] = -1
-    return start_ns, end_ns
 
 
-@njit(cache=True)
+@Compiled
 def codes(
     spans: Int64,
     places: Int64,
-    field: int,
-    rather: int,
+    fields: Int64,
+    instead: Int64,
     wanted: Bool,
     filled: Int64,
     texts: Int64,
     slots: Int32,
     arena: Bytes,
-) -> Int32:
-    """Per event, a number for the text of a field as the file spells it, -1 where it has none.
+    found: Int32,
+) -> None:
+    """Per field and event, a number for the text there as the file spells it, -1 where there is none.
 
-    Where `wanted`, the text of the field `rather` is taken, if there is one. `texts`, `slots` and `arena` hold
-    the texts seen so far and have room for one per event.
+    Where `wanted`, the text of the field `instead` is taken, if there is one. `texts`, `slots` and `arena` hold
+    the texts seen so far and have room for one per field and event.
     """
-    found = np.full(len(places), -1, np.int32)
-    for i in range(len(places)):
-        event = places[i]
-        column = rather if wanted[i] and spans[event, rather, 1] > 0 else field
-        start, stop = spans[event, column, 0], spans[event, column, 1]
-        if stop == 0:
-            continue
-        key = _key_of(start, stop)
-        slot = key & (len(slots) - 1)
-        while slots[slot] >= 0 and not _is_text(start, stop, key, texts, slots[slot], arena):
-            slot = (slot + 1) & (len(slots) - 1)
-        if slots[slot] < 0:
-            code = filled[0]
-            slots[slot] = code
-            texts[code, KEY], texts[code, AT], texts[code, LENGTH] = key, filled[1], stop - start
-            for at in range(start, stop):
-                arena[filled[1] + at - start] = byte_at(at)
-            filled[0] += 1
-            filled[1] += stop - start
-        found[i] = slots[slot]
-    return found
+    for row in range(len(fields)):
+        for i in range(len(places)):
+            event, column = places[i], fields[row]
+            if wanted[row, i] and spans[event, instead[row], 1] > 0:
+                column = instead[row]
+            start, stop = spans[event, column, 0], spans[event, column, 1]
+            found[row, i] = _code_of(start, stop, filled, texts, slots, arena) if stop > 0 else -1
 
 
-@njit(cache=True)
+@Compiled
+def _code_of(start: int, stop: int, filled: Int64, texts: Int64, slots: Int32, arena: Bytes) -> int:
+    key = _key_of(start, stop)
+    slot = key & (len(slots) - 1)
+    while slots[slot] >= 0 and not _is_text(start, stop, key, texts, slots[slot], arena):
+        slot = (slot + 1) & (len(slots) - 1)
+    if slots[slot] < 0:
+        code = filled[0]
+        slots[slot] = code
+        texts[code, KEY], texts[code, AT], texts[code, LENGTH] = key, filled[1], stop - start
+        for at in range(start, stop):
+            arena[filled[1] + at - start] = byte_at(at)
+        filled[0] += 1
+        filled[1] += stop - start
+    return slots[slot]
+
+
+@Compiled
 def index(texts: Int64, count: int, slots: Int32) -> None:
     """Enter the first `count` texts into empty `slots`."""
     for code in range(count):
@@ -140,7 +155,7 @@ def index(texts: Int64, count: int, slots: Int32) -> None:
         slots[slot] = code
 
 
-@njit(cache=True)
+@Compiled
 def _key_of(start: int, stop: int) -> int:
     key = _MIX
     for at in range(start, stop, 8):
@@ -152,7 +167,7 @@ def _key_of(start: int, stop: int) -> int:
     return signed(key)
 
 
-@njit(cache=True)
+@Compiled
 def _is_text(start: int, stop: int, key: int, texts: Int64, code: int, arena: Bytes) -> bool:
     if texts[code, KEY] != key or texts[code, LENGTH] != stop - start:
         return False
@@ -166,7 +181,7 @@ def _is_text(start: int, stop: int, key: int, texts: Int64, code: int, arena: By
     return differing == 0
 
 
-@njit(cache=True)
+@Compiled
 def _digits(start: int, stop: int) -> int:
     """Value of 1 to 18 digits, else -1."""
     if start >= stop or stop - start > 18:
@@ -183,7 +198,7 @@ def _digits(start: int, stop: int) -> int:
     return value if block >= 0 else -1
 
 
-@njit(cache=True)
+@Compiled
 def _eight_digits(word: np.uint64) -> int:
     """Value of eight digits, else -1. Adds neighbours up: digits to pairs, pairs to fours, fours to the whole."""
     digits = word ^ _ZEROS
@@ -196,7 +211,7 @@ def _eight_digits(word: np.uint64) -> int:
     return signed((upper + lower) >> np.uint64(32))
 
 
-@njit(cache=True)
+@Compiled
 def _decimal(start: int, stop: int) -> tuple[int, int]:
     """Microseconds in decimal text, as ns (-1 where it is no time) and what is finer, in 1e-15 ns."""
     point = _digits_end(start, stop)
@@ -212,14 +227,14 @@ def _decimal(start: int, stop: int) -> tuple[int, int]:
     return whole * 1000 + part // _NS_PART, part % _NS_PART
 
 
-@njit(cache=True)
+@Compiled
 def _digits_end(at: int, stop: int) -> int:
     while at < stop and 48 <= byte_at(at) <= 57:
         at += 1
     return at
 
 
-@njit(cache=True)
+@Compiled
 def _shifted(whole: int, part: int, start: int, stop: int) -> tuple[int, int]:
     """Apply the exponent that the text goes on with; the part is -1 where it goes on with something else."""
     minus, plus = byte_at(start + 1) == _MINUS, byte_at(start + 1) == _PLUS
