@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 from handmade import HOSTILE
+from pages import Node, page_of
 from test_memory import executing, small
-from test_report_html import Node, page_of
 
 from traceflow.evidence import Evidence
 from traceflow.report.memory_section import memory_section

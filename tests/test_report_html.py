@@ -7,9 +7,6 @@ import gzip
 import hashlib
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +15,7 @@ import pytest
 from handmade import HOSTILE, MS, Builder, hostile, steps, two_cards, two_rounds
 from hypothesis import given
 from hypothesis import strategies as st
+from pages import Page, page_of, rows, section, table_called, timeline_of
 from test_memory import executing, small
 
 from traceflow.errors import TraceflowError
@@ -32,96 +30,6 @@ from traceflow.report.verdict import whole_percents
 from traceflow.run import Run
 from traceflow.trace.model import Kind, LaneKind
 from traceflow.trace.untraced import untraced
-
-VOID = {"meta", "link", "br", "img", "input", "hr"}
-
-
-@dataclass
-class Node:
-    """An element of a page."""
-
-    tag: str
-    attributes: dict[str, str]
-    children: list[Node | str] = field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """What it says at first sight, without tips, with white space as a browser shows it."""
-        return " ".join("".join(self._words()).split())
-
-    @property
-    def classes(self) -> set[str]:
-        """Its classes."""
-        return set(self.attributes.get("class", "").split())
-
-    def all(self, tag: str, of_class: str | None = None) -> list[Node]:
-        """Every element of a kind below this one, in order."""
-        found = [node for node in self._below() if node.tag == tag]
-        return [node for node in found if of_class is None or of_class in node.classes]
-
-    def _below(self) -> Iterator[Node]:
-        for child in self.children:
-            if isinstance(child, Node):
-                yield child
-                yield from child._below()
-
-    def _words(self) -> Iterator[str]:
-        for child in self.children:
-            if isinstance(child, str):
-                yield child
-            elif "tip" not in child.classes:
-                yield from child._words()
-
-
-class Page(HTMLParser):
-    """Parses a page into nodes; every element must be closed by its own end."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.root = Node("", {})
-        self.open = [self.root]
-        self.feed(text)
-        self.close()
-        assert [node.tag for node in self.open] == [""]
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        node = Node(tag, {name: value or "" for name, value in attrs})
-        self.open[-1].children.append(node)
-        if tag not in VOID:
-            self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop().tag == tag
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].children.append(data)
-
-
-def page_of(run: Run, step: int | None = None) -> Node:
-    """The parsed report of a run."""
-    return Page(render_report(run, step=step)).root
-
-
-def section(page: Node, name: str) -> Node:
-    """One section of the first run."""
-    return next(node for node in page.all("section") if node.attributes["id"] == f"run0-{name}")
-
-
-def rows(table: Node) -> list[list[str]]:
-    """The cells of a table's body."""
-    return [[cell.text for cell in row.all("td")] for row in table.all("tbody")[0].all("tr")]
-
-
-def table_called(page: Node, title: str) -> Node:
-    """The table with a caption."""
-    return next(t for t in page.all("table") if [c.text for c in t.all("caption")] == [title])
-
-
-def timeline_of(page: Node) -> dict[str, Any]:
-    """What the script draws."""
-    (data,) = [s for s in page.all("script") if s.attributes.get("type") == "application/json"]
-    parsed: dict[str, Any] = json.loads(data.text)
-    return parsed
 
 
 def test_the_sections_come_in_order() -> None:
@@ -216,10 +124,31 @@ def test_the_drawn_path_tells_what_the_program_tells() -> None:
     program = small()
     run = Run(Evidence(executing(program), {7: program}), ("a",))
     segments, data = run.critical_path().segments, timeline_of(page_of(run))
-    for what in ("operation", "scope", "source"):
-        expected = [told for told in getattr(segments, what) if told is not None]
-        assert [data["names"][i] for i in data["path"][what] if i >= 0] == expected
-    assert any(i >= 0 for i in data["path"]["source"])
+    expected = [told for told in zip(segments.operation, segments.scope, segments.source, strict=True) if any(told)]
+    assert [told_of(data, i) for i in data["path"]["written"] if i >= 0] == expected
+    assert any(source for _, _, source in expected)
+
+
+def told_of(data: dict[str, Any], number: int) -> tuple[str | None, ...]:
+    """What the programs tell of a row."""
+    return tuple(None if name < 0 else data["names"][name] for name in data["written"][number])
+
+
+def test_slices_off_the_path_tell_what_the_program_tells() -> None:
+    program = small()
+    run = Run(Evidence(executing(program), {7: program}), ("a",))
+    data = timeline_of(page_of(run))
+    lanes = [lane for lane in data["lanes"] if "written" in lane]
+    told = {
+        data["names"][name]: told_of(data, number)
+        for lane in lanes
+        for name, number in zip(lane["name"], lane["written"], strict=True)
+        if number >= 0
+    }
+    assert told
+    for row, name in enumerate(program.instruction_name):
+        if name in told:
+            assert told[name][1:] == (program.operation_name[row] or None, program.source[row] or None)
 
 
 def test_programs_without_a_trace_are_explained_by_what_the_compiler_alone_decides() -> None:
@@ -231,7 +160,7 @@ def test_programs_without_a_trace_are_explained_by_what_the_compiler_alone_decid
     assert "Evidence: limited to programs. Nothing is known of when anything ran" in page.text
     assert [link.text for link in page.all("nav")[0].all("a")] == ["verdict", "findings", "memory", "quality", "method"]
     with pytest.raises(TraceflowError, match="TF122"):
-        render_report(run, step=0)
+        render_report(run, Asked(0))
 
 
 def test_many_times_the_first_is_no_percentage() -> None:
@@ -241,7 +170,7 @@ def test_many_times_the_first_is_no_percentage() -> None:
 
 
 def test_a_step_is_explained_and_compared_with_the_spread() -> None:
-    page = page_of(steps(10, 12, 17).run(), step=1)
+    page = page_of(steps(10, 12, 17).run(), Asked(1))
     assert page.all("p", "verdict")[0].text.startswith("Step 1 took 12.00 ms: 92 % compute")
     assert "Within the spread of steps (7.000 ms)" in page.all("ol", "savings")[0].text
     assert "the median of 3 steps, from 10.00 ms to 17.00 ms; spread 7.000 ms." in section(page, "steps").text
@@ -300,7 +229,7 @@ def test_virtual_devices_are_no_evidence_about_accelerators(kind: LaneKind, *, s
 
 def test_every_figure_of_a_table_has_a_unit_a_definition_and_a_provenance() -> None:
     numbers = 0
-    for table in page_of(steps(10, 12, 17).run(), step=1).all("table"):
+    for table in page_of(steps(10, 12, 17).run(), Asked(1)).all("table"):
         for heading in table.all("th", "number"):
             assert heading.all("small")[0].text
             assert len(heading.all("span", "tip")[0].text) > 10
@@ -412,7 +341,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(TraceflowError, match="TF114"):
         write_report(two_cards().run(), tmp_path / "absent" / "report.html")
     with pytest.raises(TraceflowError, match="TF111"):
-        write_report(two_cards().run(), tmp_path / "report.html", step=3)
+        write_report(two_cards().run(), tmp_path / "report.html", Asked(3))
     (tmp_path / "folder").mkdir()
     with pytest.raises(TraceflowError, match="TF114"):
         write_report(two_cards().run(), tmp_path / "folder", force=True)
@@ -420,7 +349,7 @@ def test_a_report_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_two_runs_are_compared(tmp_path: Path) -> None:
-    parts = [Part("before", steps(10, 12, 17).run(), 1), Part("after", steps(6, 8, 9).run(), 1)]
+    parts = [Part("before", steps(10, 12, 17).run(), Asked(1)), Part("after", steps(6, 8, 9).run(), Asked(1))]
     page = Page(write_comparison(parts, tmp_path / "both.html").read_text(encoding="utf-8")).root
     assert [node.attributes["id"] for node in page.all("article")] == ["run0", "run1"]
     table = page.all("section")[0].all("table")[0]
@@ -430,7 +359,7 @@ def test_two_runs_are_compared(tmp_path: Path) -> None:
 
 def test_runs_of_different_aims_are_not_compared() -> None:
     made = [(10, "product"), (20, "experts"), (11, "product"), (24, "experts"), (7, "alone")]
-    parts = [Part(f"{aim} {ms}", steps(ms, ms, ms).run(), 1, aim) for ms, aim in made]
+    parts = [Part(f"{aim} {ms}", steps(ms, ms, ms).run(), Asked(1), aim) for ms, aim in made]
     tables = Page(render_comparison(parts)).root.all("section")[0].all("table")
     windows = [next(row for row in rows(table) if row[0] == "window") for table in tables]
     assert [row[1:5] for row in windows] == [
@@ -458,7 +387,7 @@ def crowded(events: int) -> Builder:
 def test_a_large_trace_makes_a_small_page() -> None:
     run = crowded(60_000).run()
     assert len(render_report(run)) < 8_000_000
-    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, budget=2_000)
+    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, run.written, budget=2_000)
     assert drawn.rows <= 2_000
     assert drawn.merged_below_ns == 4096  # 31 cells of 2048 ns would hold 2929 blocks, half as many hold 1465
     data: Any = drawn.data
@@ -468,7 +397,7 @@ def test_a_large_trace_makes_a_small_page() -> None:
 
 def test_a_merged_block_says_how_much_of_it_is_covered() -> None:
     run = crowded(1_000).run()
-    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, budget=10)
+    drawn = timeline(run.trace, run.graph(), run.critical_path().segments, run.written, budget=10)
     data: Any = drawn.data
     assert all(59 <= share <= 61 for share in data["lanes"][0]["covered"])
 

@@ -10,8 +10,8 @@ from test_memory import executing
 
 pytest.importorskip("jax")
 
+from pages import Node, page_of, rows, section, table_called
 from sharding_programs import CASES
-from test_report_html import Node, page_of, rows, section, table_called
 from test_sharding import compiled
 
 from traceflow.analyzers.sharding import sharding

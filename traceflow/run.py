@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from traceflow.analyzers.communication import Communication
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.join import Written
     from traceflow.analyzers.memory import Memory
     from traceflow.analyzers.moe import Moe
     from traceflow.analyzers.operation_table import OperationStragglers
@@ -43,12 +44,13 @@ if TYPE_CHECKING:
     from traceflow.program.compilation import Compilation
     from traceflow.program.module import Programs
     from traceflow.program.torch_audit import TorchAudit
+    from traceflow.quality import Quality
     from traceflow.redaction import Redaction
+    from traceflow.report.path_view import PathView
     from traceflow.result import Note
     from traceflow.trace.model import Rows, Trace
 
 
-    from traceflow.quality import Quality
 @dataclass(frozen=True)
 class Run:
     """Evidence of one run, and the questions that can be asked of it. Dependencies are found once, when needed.
@@ -138,7 +140,8 @@ class Run:
         """The dependency graph of a window; see :func:`traceflow.analyzers.window.in_window`."""
         from traceflow.analyzers.window import in_window
 
-        return in_window(self.trace, self.dependencies, step)[1]
+        trace, step = self._chosen(step, window)
+        return in_window(trace, self.dependencies, step)[1]
 
     def _chosen(self, step: int | None, window: str | None) -> tuple[Trace, int | None]:
         """The trace whose steps are meant, and which of them."""
@@ -149,6 +152,12 @@ class Run:
         from traceflow.analyzers.window import named
 
         return named(self.trace, window)
+
+    def written(self, event: Rows) -> Written:
+        """What the programs tell of some events; see :func:`traceflow.analyzers.join.written`."""
+        from traceflow.analyzers.join import written
+
+        return written(self.trace, self.programs, event)
 
     def summary(self) -> Summary:
         """Ranks, devices and step times; see :func:`traceflow.analyzers.summary.summary`."""
@@ -162,6 +171,17 @@ class Run:
 
         trace, step = self._chosen(step, window)
         return critical_path(trace, self.dependencies, step=step, slack=slack, programs=self.programs)
+
+    def path_view(self, *, step: int | None = None, window: str | None = None) -> PathView:
+        """The critical path to click through in a notebook; see :class:`traceflow.report.path_view.PathView`."""
+        from traceflow.analyzers.critical_path import critical_path
+        from traceflow.analyzers.neighbours import neighbours
+        from traceflow.report.path_view import PathView, drawn_segments
+
+        trace, step = self._chosen(step, window)
+        path = critical_path(trace, self.dependencies, step=step, programs=self.programs)
+        near = neighbours(trace, self.dependencies, step=step, segments=drawn_segments(path.segments))
+        return PathView(path.segments, near, f"Critical path, {path.makespan_ns / 1e6:,.3f} ms")
 
     @cached_property
     def _meshes(self) -> Mapping[int, Mesh]:
@@ -283,7 +303,7 @@ class Run:
         audits = tuple(read_torch_audit(file) for file in self.evidence.audits)
         return audits if self.redaction is None else self.redaction.of(audits)
 
-    def sharding(self, intent: Intent | None = None, *, step: int | None = None) -> Sharding:
+    def sharding(self, intent: Intent | None = None, *, step: int | None = None, window: str | None = None) -> Sharding:
         """Intended against compiled sharding; see :func:`traceflow.analyzers.sharding.sharding`.
 
         Of a PyTorch program that was audited, see :func:`traceflow.analyzers.sharding.torch.torch_sharding`.
@@ -291,6 +311,7 @@ class Run:
         Args:
             intent: What the programs do not say themselves.
             step: Which step mismatches cost something in; the whole capture where None.
+            window: The same by the name of an annotation.
         """
         if self.evidence.audits:
             from traceflow.analyzers.sharding.torch import torch_sharding
@@ -298,7 +319,7 @@ class Run:
             return torch_sharding(self._audits, intent)
         from traceflow.analyzers.sharding import sharding
 
-        path = self.critical_path(step=step) if len(self.trace.hlo.event) else None
+        path = self.critical_path(step=step, window=window) if len(self.trace.hlo.event) else None
         return sharding(self.compilations, intent, trace=self.trace, path=path)
 
     def collective_matmul(
@@ -378,15 +399,31 @@ class Run:
         redaction = Redaction.of_everything_in(self.evidence, self.inputs)
         return Run(redaction.of(self.evidence), tuple(map(redaction.name, self.inputs)), self, redaction)
 
-    def report(self, path: str | Path, *, step: int | None = None, force: bool = False) -> Path:
+    def report(
+        self,
+        path: str | Path,
+        *,
+        step: int | None = None,
+        window: str | None = None,
+        plan: Plan | None = None,
+        force: bool = False,
+    ) -> Path:
         """Write one offline HTML file that explains the run, and return its path.
+
+        Args:
+            path: The file to write.
+            step: Which step; the whole capture where None.
+            window: The same by the name of an annotation.
+            plan: The plan that the run was to follow; the report then tells what differs from it.
+            force: Whether to replace a file that is there.
 
         Raises:
             TraceflowError: TF110 when the file exists and `force` is not set.
         """
         from traceflow.report.html import write_report
+        from traceflow.report.subject import Asked
 
-        return write_report(self, Path(path), step=step, force=force)
+        return write_report(self, Path(path), Asked(step, window, plan), force=force)
 
     def perfetto(self, *, step: int | None = None) -> Iterator[bytes]:
         """The run as a Perfetto trace, in pieces; see :func:`traceflow.export.perfetto.perfetto`."""

@@ -51,6 +51,7 @@ def _demo_jax(output: Path, options: Options, *, force: bool) -> None:
     """
     from traceflow.cli.forms import EXPERTS, PRODUCT, compared
     from traceflow.report.html import Part
+    from traceflow.report.subject import Asked
 
     computations = (PRODUCT, EXPERTS)
     names = [name for computation in computations for name in computation.forms]
@@ -60,7 +61,9 @@ def _demo_jax(output: Path, options: Options, *, force: bool) -> None:
     recorded = [(computation, _forms(computation, output, runs)) for computation in computations]
     color = place.colored(no_color=options.no_color)
     place.write(compared(recorded, devices=_DEVICES, width=place.width(), color=color))
-    parts = [Part(name, runs[name], form.step, what.title) for what, forms in recorded for name, form in forms.items()]
+    parts = [
+        Part(name, runs[name], Asked(form.step), what.title) for what, forms in recorded for name, form in forms.items()
+    ]
     _report(parts, output, options, force=force)
 
 
@@ -68,6 +71,7 @@ def _demo_torch(output: Path, options: Options, *, force: bool) -> None:
     from traceflow.analyzers.stragglers import stragglers
     from traceflow.cli.ranks import LAYOUT, Explained, told
     from traceflow.report.html import Part
+    from traceflow.report.subject import Asked
 
     _refuse(output, [LAYOUT], "torch", force=force)
     from traceflow.collectors.workloads.moe_torch import record_moe
@@ -81,7 +85,7 @@ def _demo_torch(output: Path, options: Options, *, force: bool) -> None:
     answers = run.critical_path(step=step), run.communication(step=step), late
     color = place.colored(no_color=options.no_color)
     place.write(told(Explained(step, summary, *answers), width=place.width(), color=color))
-    _report([Part(LAYOUT, run, step)], output, options, force=force)
+    _report([Part(LAYOUT, run, Asked(step))], output, options, force=force)
 
 
 def _report(parts: Sequence[Part], folder: Path, options: Options, *, force: bool) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
@@ -15,20 +18,34 @@ _SUFFIXES = re.compile(r"(\.(csv|gz|json|parquet|pb|pt|trace|xplane))+$")
 
 
 def report(
-    options: ReadOptions, source: Source, step: Step = None, output: Output = None, force: Force = False
+    options: ReadOptions,
+    source: Source,
+    step: Step = None,
+    window: Window = None,
+    plan: Annotated[
+        str | None,
+        typer.Option(metavar="PLAN", help="What the run was to follow: a preset's name, or sizes as in world=8,ep=4."),
+    ] = None,
+    output: Output = None,
+    force: Force = False,
 ) -> None:
     """Write one HTML file that opens without a network."""
-    from traceflow.report.html import render_report
+    from traceflow.cli.plan import plan_named
+    from traceflow.report.html import render_report, write_report
+    from traceflow.report.subject import Asked
+
+    asked = Asked(step, window, None if plan is None else plan_named(plan))
 
     target = output or report_name(source)
     place.refuse_existing(target, source, force=force)
     run = opened(source, options)
     with working("writing the report", options):
         if target == place.STDOUT:
-            page = render_report(run, step=step)
+            page = render_report(run, asked)
         else:
-            page = f"Wrote {run.report(target, step=step, force=force)}\n"
+            page = f"Wrote {write_report(run, Path(target), asked, force=force)}\n"
     place.write(page)
+    tell_limits(run)
 
 
 def report_name(source: str) -> str:
@@ -45,4 +62,3 @@ def capture_name(source: str) -> str:
     """What an input is called, without folders and suffixes."""
     plain = [part for part in Path(source).resolve().parts if not re.search(r"[*?\[]", part)]
     return _SUFFIXES.sub("", Path(*plain).name) or "capture"
-    tell_limits(run)

@@ -18,9 +18,11 @@ from traceflow.report.json import dumps, envelope, epoch_text
 from traceflow.report.memory_section import MemorySection, memory_section
 from traceflow.report.moe_section import MoeSection, moe_section
 from traceflow.report.names import printable
+from traceflow.report.plan_section import PlanSection, plan_section
+from traceflow.report.rounds_section import RoundsSection, rounds_section
 from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
 from traceflow.report.sharding_section import ShardingSection, sharding_section
-from traceflow.report.subject import Subject
+from traceflow.report.subject import WHOLE, Asked, Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.units import size_text
 from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
@@ -42,13 +44,17 @@ _LONG_LISTS = (
     "calls",
     "stages",
     "layers",
+    "loops",
+    "candidates",
+    "rows",
 )
 _RAW_BYTES = 600_000
-_OF_PROGRAMS = ("verdict", "findings", "memory", "sharding", "quality", "method")
+_OF_PROGRAMS = ("verdict", "findings", "memory", "rounds", "sharding", "quality", "method")
 _SECTIONS = (
     *("verdict", "findings", "what-if", "workers", "steps", "timeline", "path", "communication", "budget"),
-    *("memory", "moe", "sharding", "quality", "method"),
+    *("memory", "moe", "rounds", "sharding", "plan", "quality", "method"),
 )
+_NOT_ALWAYS = frozenset({"workers", "memory", "moe", "rounds", "sharding", "plan"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +77,7 @@ class Chapter:
 
     id: str
     title: str
+    asked: Asked
     facts: tuple[str, ...]
     verdict: Verdict
     savings: Mapping[str, Any]
@@ -88,7 +95,9 @@ class Chapter:
     budget: Budget
     memory: MemorySection | None
     moe: MoeSection | None
+    rounds: RoundsSection | None
     sharding: ShardingSection | None
+    plan: PlanSection | None
     clock: str
     quality: str
     events: str
@@ -109,12 +118,42 @@ class Chapter:
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that the page has, in order."""
-        here = {"workers": self.workers, "memory": self.memory, "moe": self.moe, "sharding": self.sharding}
-        return tuple(name for name in _SECTIONS if here.get(name, True))
+        return tuple(name for name in _SECTIONS if name not in _NOT_ALWAYS or getattr(self, name))
 
     def why(self, what: str) -> str:
         """Why a figure is not available."""
         return self.skipped.get(what, "the evidence for it is absent")
+
+
+@dataclass(frozen=True, slots=True)
+class _Sections:
+    """What not every run has something to say of, and the results behind it."""
+
+    memory: MemorySection | None
+    moe: MoeSection | None
+    rounds: RoundsSection | None
+    sharding: ShardingSection | None
+    plan: PlanSection | None
+    results: tuple[Result, ...]
+
+    @classmethod
+    def of(cls, run: Subject, asked: Asked) -> _Sections:
+        """Ask for each, and keep those that say something."""
+        held, padding, routed = run.memory(), run.padding(), run.moe(step=asked.step)
+        cut, lies = run.collective_matmul(**asked.about), run.sharding(**asked.about)
+        followed = None if asked.plan is None else run.plan_check(asked.plan)
+        memory, moe = memory_section(held.to_dict(), padding.to_dict()), moe_section(routed.to_dict())
+        rounds, sharding = rounds_section(cut.to_dict()), sharding_section(lies.to_dict(), lies.findings, lies.mesh)
+        said: tuple[tuple[object, tuple[Result, ...]], ...] = (
+            (memory, (held, padding)),
+            (moe, (routed,)),
+            (rounds, (cut,)),
+            (sharding or lies.findings, (lies,)),
+        )
+        results = tuple(result for something, behind in said if something for result in behind)
+        if followed is None:
+            return cls(memory, moe, rounds, sharding, None, results)
+        return cls(memory, moe, rounds, sharding, plan_section(followed.to_dict()), (*results, followed))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +166,7 @@ class Programs:
     sentence: str
     findings: tuple[Finding, ...]
     memory: MemorySection | None
+    rounds: RoundsSection | None
     sharding: ShardingSection | None
     quality: str
     evidence: tuple[Grid, ...]
@@ -138,8 +178,7 @@ class Programs:
     @property
     def sections(self) -> tuple[str, ...]:
         """The sections that the page has, in order."""
-        here = {"memory": self.memory, "sharding": self.sharding}
-        return tuple(name for name in _OF_PROGRAMS if here.get(name, True))
+        return tuple(name for name in _OF_PROGRAMS if name not in _NOT_ALWAYS or getattr(self, name))
 
 
 def programs(title: str, run: Subject, *, number: int) -> Programs:
@@ -150,9 +189,9 @@ def programs(title: str, run: Subject, *, number: int) -> Programs:
         run: The run, without a trace.
         number: Position on the page.
     """
-    memory, padding, lies = run.memory(), run.padding(), run.sharding()
-    results: tuple[Result, ...] = (memory, padding, lies)
-    held = memory.to_dict()
+    memory, padding, lies, cut = run.memory(), run.padding(), run.sharding(), run.collective_matmul()
+    held, rounds = memory.to_dict(), rounds_section(cut.to_dict())
+    results: tuple[Result, ...] = (memory, padding, lies, *((cut,) if rounds else ()))
     return Programs(
         id=f"run{number}",
         title=title,
@@ -160,12 +199,13 @@ def programs(title: str, run: Subject, *, number: int) -> Programs:
         sentence=_peak(held),
         findings=_sorted(finding for result in results for finding in result.findings),
         memory=memory_section(held, padding.to_dict()),
+        rounds=rounds,
         sharding=sharding_section(lies.to_dict(), lies.findings, lies.mesh),
         quality="limited to programs",
         evidence=tuple(quality_grids(run.trace.tally, _notes(run, results), _skipped(results))),
         inputs=(),
-        command=_command("report", run, None),
-        raw=_raw(results, run, None),
+        command=_command("report", run, WHOLE),
+        raw=_raw(results, run, WHOLE),
     )
 
 
@@ -180,66 +220,60 @@ def _peak(memory: Mapping[str, Any]) -> str:
     return f"{told}; {printable(largest['module'], 60)} needs {size_text(largest['live_peak_bytes'])} at its peak."
 
 
-def chapter(title: str, run: Subject, *, number: int, step: int | None, budget: int) -> Chapter:
+def chapter(title: str, run: Subject, asked: Asked, *, number: int, budget: int) -> Chapter:
     """Ask a run everything, and gather the answers.
 
     Args:
         title: What the reader calls the run.
         run: The run.
+        asked: What of it is explained.
         number: Position on the page.
-        step: Which step; the whole capture where None.
         budget: Most rows that its timeline may have.
     """
-    summary, path = run.summary(), run.critical_path(step=step)
-    communication, savings = run.communication(step=step), run.savings(step=step, top=MOST_SAVINGS)
-    trace, simulated, costs = run.trace, simulates(run.trace), run.budget(step=step)
-    late = (run.stragglers(step=step),) if len(trace.ranks) > 1 else ()
-    results: tuple[Result, ...] = (summary, path, communication, savings, costs, *late)
+    about = asked.about
+    summary, path = run.summary(), run.critical_path(**about)
+    communication = run.communication(**about, plan=asked.plan)
+    savings = run.savings(**about, top=MOST_SAVINGS)
+    trace, simulated, costs = run.trace, simulates(run.trace), run.budget(**about)
+    late = (run.stragglers(**about),) if len(trace.ranks) > 1 else ()
+    more = _Sections.of(run, asked)
+    results: tuple[Result, ...] = (summary, path, communication, savings, costs, *late, *more.results)
     said: Mapping[str, Any] = summary.to_dict()
     talked: Mapping[str, Any] = communication.to_dict()
-    graph = run.graph(step=step)
-    needs = (run.memory(), run.padding())
-    held = memory_section(needs[0].to_dict(), needs[1].to_dict())
-    routed = run.moe(step=step)
-    experts = moe_section(routed.to_dict())
-    lies = run.sharding(step=step)
-    divided = sharding_section(lies.to_dict(), lies.findings, lies.mesh)
-    results = (
-        *results,
-        *(needs if held else ()),
-        *((routed,) if experts else ()),
-        *((lies,) if divided or lies.findings else ()),
-    )
+    graph = run.graph(**about)
     findings = [finding for result in results for finding in result.findings]
     return Chapter(
         id=f"run{number}",
         title=title,
+        asked=asked,
         facts=_facts(run, said),
-        verdict=verdict(path, said, step=step, simulated=simulated),
+        verdict=verdict(path, said, asked, simulated=simulated),
         savings=savings.to_dict(),
         what_if=what_if_grid(savings.to_dict()),
-        predicts=_command("what-if", run, step),
+        predicts=_command("what-if", run, asked),
         findings=_sorted([*findings, simulation_finding()] if simulated else findings),
         steady_state=said["steady_state"],
         workers=next(filter(None, (workers(result.to_dict()) for result in late)), None),
         steps=steps_grid(said),
-        step_chart=steps_chart(said, step),
-        timeline=timeline(trace, graph, path.segments, budget=budget),
+        step_chart=steps_chart(said, asked.step),
+        timeline=timeline(trace, graph, path.segments, run.written, budget=budget),
         path=tuple(path_grids(path)),
         removable=talked["removable"],
         communication=tuple(communication_grids(talked, graph.start_ns)),
         budget=Budget.of(costs.to_dict()),
-        memory=held,
-        moe=experts,
-        sharding=divided,
+        memory=more.memory,
+        moe=more.moe,
+        rounds=more.rounds,
+        sharding=more.sharding,
+        plan=more.plan,
         clock=_clock(len(trace.ranks), path.error_ns),
         quality=_quality(run, results),
         events=_events(trace.tally),
         limits=tuple(note for note in _notes(run, results) if note.affects),
         evidence=tuple(quality_grids(trace.tally, _notes(run, results), _skipped(results))),
         inputs=tuple(input_grids(trace)),
-        command=_command("report", run, step),
-        raw=_raw(results, run, step),
+        command=_command("report", run, asked),
+        raw=_raw(results, run, asked),
         compared=Compared(path, said, talked),
         skipped={gap.what: gap.reason for gap in _skipped(results)},
     )
@@ -298,15 +332,14 @@ def _clock(ranks: int, error_ns: int | None) -> str:
     return f"All ranks are drawn on one clock{within}."
 
 
-def _command(verb: str, run: Subject, step: int | None) -> str:
+def _command(verb: str, run: Subject, asked: Asked) -> str:
     """A command on the same window."""
-    words = ["traceflow", verb, *run.inputs, *([] if step is None else ["--step", str(step)])]
-    return printable(shlex.join(words), 2000)
+    return printable(shlex.join(["traceflow", verb, *run.inputs, *asked.options]), 2000)
 
 
-def _raw(results: Iterable[Result], run: Subject, step: int | None) -> str:
+def _raw(results: Iterable[Result], run: Subject, asked: Asked) -> str:
     """The JSON of every result; the longest lists give way, and say so, where the page would grow too large."""
-    request: dict[str, Json] = {} if step is None else {"step": step}
+    request: dict[str, Json] = {key: value for key, value in asked.about.items() if value is not None}
     documents = {result.kind: envelope(result, run, request) for result in results}
     packed = _packed(documents)
     for key in _LONG_LISTS:

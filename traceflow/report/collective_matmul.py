@@ -67,12 +67,12 @@ def _rounds(loop: Row, top: int) -> Iterator[RenderableType]:
     """The rounds as one device has them: the one with most exposed, else the first."""
     rounds = loop["per_round"]
     unit = unit_for(ns for one in rounds for ns in (one["permute_ns"], one["product_ns"]))
-    whose, at = _observer(loop)
+    whose, at = observer(loop)
     rows = [
         (
             str(one["round"]),
             str(one["block"][at]),
-            _used(one, at),
+            used_rows(one, at),
             _FITS[one["matches"]],
             UNKNOWN if one["sent_bytes"] is None else size_text(one["sent_bytes"]),
             unit.text(one["permute_ns"]) if one["permute"] else "",
@@ -87,15 +87,24 @@ def _rounds(loop: Row, top: int) -> Iterator[RenderableType]:
     yield from left_out(rounds, top, "rounds")
 
 
-def _observer(loop: Row) -> tuple[str, int]:
-    """Whose rounds are shown: whether it is a device or a rank, and its place."""
+def observer(loop: Row) -> tuple[str, int]:
+    """Whose rounds are shown, the one with most exposed or else the first: a device or a rank, and its place.
+
+    Args:
+        loop: A row of `loops`, with rounds.
+    """
     whose = "rank" if loop["form"] == "operators" else "device"
     at = 0 if loop["participant"] is None else loop["participant"][whose] or 0
     return whose, at if at < len(loop["per_round"][0]["block"]) else 0
 
 
-def _used(one: Row, at: int) -> str:
-    """The part of its own operand that a device uses."""
+def used_rows(one: Row, at: int) -> str:
+    """The part of its own operand that a device uses in a round.
+
+    Args:
+        one: A row of `per_round`.
+        at: The place of the device.
+    """
     if one["rows"] is None:
         return UNKNOWN if one["matches"] is None else "whole"
     begin, end = one["rows"][at]

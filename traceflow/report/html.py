@@ -22,7 +22,7 @@ from traceflow.report.comparison import comparison
 from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
 from traceflow.report.grid import Grid, duration, percent
 from traceflow.report.names import printable
-from traceflow.report.subject import Subject
+from traceflow.report.subject import WHOLE, Asked, Subject
 from traceflow.report.verdict import SIMULATION
 from traceflow.result import Json
 from traceflow.trace.untraced import FORMAT as PROGRAMS
@@ -40,24 +40,24 @@ _GENERIC = frozenset({"traces", "trace", "profile", "profiles", "plugins", "outp
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One run of a page: what the reader calls it, which of its steps is explained, and what it is an attempt at.
+    """One run of a page: what the reader calls it, what of it is explained, and what it is an attempt at.
 
     Runs are compared with others of the same aim.
     """
 
     title: str
     run: Subject
-    step: int | None = None
+    asked: Asked = WHOLE
     aim: str = ""
 
 
-def write_report(run: Subject, path: Path, *, step: int | None = None, force: bool = False) -> Path:
+def write_report(run: Subject, path: Path, asked: Asked = WHOLE, *, force: bool = False) -> Path:
     """Write a report as one offline HTML file. It appears complete or not at all.
 
     Args:
         run: The run to explain.
         path: The file to write.
-        step: Which step to explain; the whole capture where None.
+        asked: What to explain.
         force: Whether to replace a file that is there.
 
     Returns:
@@ -65,10 +65,10 @@ def write_report(run: Subject, path: Path, *, step: int | None = None, force: bo
 
     Raises:
         TraceflowError: TF110 when the file exists and `force` is not set, TF114 when it cannot be written, and
-            what the analyzers raise: TF104 without work, TF111 without such a step, TF122 for a step of programs
-            without a trace.
+            what the analyzers raise: TF104 without work, TF111 without such a step or window, TF122 for a part of
+            programs without a trace.
     """
-    return write_comparison([Part(_title(run), run, step)], path, force=force)
+    return write_comparison([Part(_title(run), run, asked)], path, force=force)
 
 
 def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) -> Path:
@@ -101,14 +101,14 @@ def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) 
     return path
 
 
-def render_report(run: Subject, *, step: int | None = None) -> str:
+def render_report(run: Subject, asked: Asked = WHOLE) -> str:
     """The text of a report; the same evidence gives the same text.
 
     Args:
         run: The run to explain.
-        step: Which step to explain; the whole capture where None.
+        asked: What to explain.
     """
-    return render_comparison([Part(_title(run), run, step)])
+    return render_comparison([Part(_title(run), run, asked)])
 
 
 def render_comparison(parts: Sequence[Part]) -> str:
@@ -135,9 +135,9 @@ def render_comparison(parts: Sequence[Part]) -> str:
 def _explained(part: Part, number: int, budget: int) -> Chapter | Programs:
     """A run; without a trace, what its programs alone tell of it."""
     title = printable(part.title)
-    if part.run.trace.format == PROGRAMS and part.step is None:
+    if part.run.trace.format == PROGRAMS and part.asked.whole:
         return programs(title, part.run, number=number)
-    return chapter(title, part.run, number=number, step=part.step, budget=budget)
+    return chapter(title, part.run, part.asked, number=number, budget=budget)
 
 
 def _comparisons(parts: Sequence[Part], chapters: Sequence[Chapter | Programs]) -> list[Grid]:

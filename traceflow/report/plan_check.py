@@ -37,15 +37,24 @@ def plan_check_parts(result: Row, top: int) -> Iterator[RenderableType]:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    name = " ".join(filter(None, (row["name"].replace("_", " "), row["direction"])))
-    along = f", {row['dimension']}" if row["dimension"] else ""
     return (
         _VERDICTS[row["agrees"]],
         row["subject"],
         value_text(row["planned"]),
         value_text(row["observed"]),
-        name + along,
+        row_called(row),
     )
+
+
+def row_called(row: Row) -> str:
+    """What a row is about, with direction and dimension.
+
+    Example:
+        >>> row_called({"name": "expert_dispatch", "direction": "forward", "dimension": "ep"})
+        'expert dispatch forward, ep'
+    """
+    name = " ".join(filter(None, (row["name"].replace("_", " "), row["direction"])))
+    return name + (f", {row['dimension']}" if row["dimension"] else "")
 
 
 def value_text(value: Any) -> str:

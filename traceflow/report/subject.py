@@ -3,15 +3,75 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from traceflow.graph import DependencyGraph
 from traceflow.intent.mesh import Mesh
+from traceflow.intent.plan import Plan
+from traceflow.report.names import printable
 from traceflow.result import Result
-from traceflow.trace.model import Int32, Int64, Text, Trace
+from traceflow.trace.model import Int32, Int64, Rows, Text, Trace
 
 
-class Segments(Protocol):
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page is to explain: one step, what an annotation names, or the whole capture; and the plan it followed.
+
+    Example:
+        >>> Asked().what, Asked(3).what, Asked(window="forward#2").what
+        ('The whole capture', 'Step 3', 'The window forward#2')
+    """
+
+    step: int | None = None
+    window: str | None = None
+    plan: Plan | None = None
+
+    @property
+    def what(self) -> str:
+        """The window in words."""
+        if self.window is not None:
+            return f"The window {printable(self.window, 80)}"
+        return "The whole capture" if self.step is None else f"Step {self.step}"
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is the whole capture."""
+        return self.step is None and self.window is None
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The same as arguments of the questions."""
+        return {"step": self.step, "window": self.window}
+
+    @property
+    def options(self) -> list[str]:
+        """The same as options of the command line."""
+        step = [] if self.step is None else ["--step", str(self.step)]
+        return step if self.window is None else ["--window", self.window]
+
+
+WHOLE = Asked()
+"""The whole capture."""
+
+
+class Written(Protocol):
+    """What the programs tell of events, one row per event; None where they tell nothing."""
+
+    @property
+    def operation(self) -> Text:
+        """What a compiled instruction does."""
+
+    @property
+    def scope(self) -> Text:
+        """Named scopes that it was written in."""
+
+    @property
+    def source(self) -> Text:
+        """The line that it was written in."""
+
+
+class Segments(Written, Protocol):
     """Columns of a critical path in time order, one row per segment."""
 
     @property
@@ -41,18 +101,6 @@ class Segments(Protocol):
     @property
     def name(self) -> Text:
         """Name of the event behind it."""
-
-    @property
-    def operation(self) -> Text:
-        """What a compiled instruction does, None elsewhere."""
-
-    @property
-    def scope(self) -> Text:
-        """Named scopes that it was written in, None where unknown."""
-
-    @property
-    def source(self) -> Text:
-        """The line that it was written in, None where unknown."""
 
     @property
     def reason(self) -> Text:
@@ -112,19 +160,22 @@ class Subject(Protocol):
     def trace(self) -> Trace:
         """The evidence."""
 
-    def graph(self, *, step: int | None = None) -> DependencyGraph:
+    def written(self, event: Rows) -> Written:
+        """What the programs tell of some events."""
+
+    def graph(self, *, step: int | None = None, window: str | None = None) -> DependencyGraph:
         """The dependency graph of the window."""
 
     def summary(self) -> Result:
         """What the capture holds."""
 
-    def critical_path(self, *, step: int | None = None) -> CriticalPath:
+    def critical_path(self, *, step: int | None = None, window: str | None = None) -> CriticalPath:
         """The critical path of the window."""
 
-    def communication(self, *, step: int | None = None) -> Result:
+    def communication(self, *, step: int | None = None, window: str | None = None, plan: Plan | None = None) -> Result:
         """Communication in the window."""
 
-    def budget(self, *, step: int | None = None) -> Result:
+    def budget(self, *, step: int | None = None, window: str | None = None) -> Result:
         """How far operations are from what hardware allows."""
 
     def memory(self) -> Result:
@@ -136,11 +187,17 @@ class Subject(Protocol):
     def padding(self) -> Result:
         """What is stored beyond the values themselves."""
 
-    def sharding(self, *, step: int | None = None) -> Sharding:
+    def sharding(self, *, step: int | None = None, window: str | None = None) -> Sharding:
         """Intended against compiled sharding, with what ran in the window."""
 
-    def savings(self, *, step: int | None = None, top: int = 3) -> Result:
+    def savings(self, *, step: int | None = None, window: str | None = None, top: int = 3) -> Result:
         """What would shorten the window most."""
 
-    def stragglers(self, *, step: int | None = None) -> Result:
+    def stragglers(self, *, step: int | None = None, window: str | None = None) -> Result:
         """Who was late by their own doing."""
+
+    def collective_matmul(self, *, step: int | None = None, window: str | None = None) -> Result:
+        """Products that are cut into rounds, and those that could be."""
+
+    def plan_check(self, plan: Plan) -> Result:
+        """A plan against what ran."""

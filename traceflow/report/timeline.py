@@ -8,14 +8,14 @@ takes most of it, the name of its longest part, and the smallest slack.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
 
 from traceflow.graph import NO_LANE, DependencyGraph, EdgeKind, SliceKind
 from traceflow.report.names import printable
-from traceflow.report.subject import Segments
+from traceflow.report.subject import Segments, Written
 from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64, Lanes, Marks, Rows, Trace
 
@@ -28,7 +28,6 @@ _NAME_CHARACTERS = 160
 _ALL_NAMES_CHARACTERS = 400_000
 _UNNAMED = "(one of the names that were left out)"
 _NO_SLACK = (SliceKind.BLOCKED, SliceKind.ARRIVED)
-_TOLD = ("operation", "scope", "source", "reason")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,13 +50,16 @@ class Timeline:
     lanes_left_out: int
 
 
-def timeline(trace: Trace, graph: DependencyGraph, segments: Segments, *, budget: int) -> Timeline:
+def timeline(
+    trace: Trace, graph: DependencyGraph, segments: Segments, written: Callable[[Rows], Written], *, budget: int
+) -> Timeline:
     """The lanes of a window with their slices, and its critical path.
 
     Args:
         trace: The evidence.
         graph: The graph of the window.
         segments: Its critical path.
+        written: What the programs tell of some events.
         budget: Most rows for all lanes together; the path may have a quarter as many.
     """
     shown, left_out = _shown_lanes(trace, graph)
@@ -67,16 +69,16 @@ def timeline(trace: Trace, graph: DependencyGraph, segments: Segments, *, budget
     path = merged(
         np.zeros(len(segments), np.int32), segments.start_ns, segments.start_ns + segments.duration_ns, budget // 4
     )
-    names, who = _Names(segments.name), _Names()
+    told = _Told(segments.name, written)
     data: dict[str, Json] = {
         "start_ns": graph.start_ns,
         "duration_ns": graph.end_ns - graph.start_ns,
         "kinds": list(KINDS),
         "steps": _steps(trace.marks, graph.start_ns, graph.end_ns),
-        "path": _path_columns(segments, path, graph.start_ns, names, who),
-        "lanes": _lane_columns(trace, graph, rows, blocks, shown, names, who),
+        "path": _path_columns(segments, path, graph.start_ns, told),
+        "lanes": _lane_columns(trace, graph, rows, blocks, shown, told),
     }
-    data |= {"names": names.table(), "participants": who.table()}
+    data |= told.tables()
     return Timeline(data, len(rows), len(blocks.first), _threshold(blocks), _threshold(path), left_out)
 
 
@@ -150,6 +152,34 @@ class _Names:
         return [*self._texts]
 
 
+class _Told:
+    """What rows refer to by number: names, participants, and what the programs tell."""
+
+    def __init__(self, first: Iterable[str], written: Callable[[Rows], Written]) -> None:
+        self.names, self.who = _Names(first), _Names()
+        self._of_events = written
+        self._written: dict[tuple[Json, ...], int] = {}
+
+    def written(self, told: Written, at: Rows) -> list[Json]:
+        """One per row, -1 where the programs tell nothing."""
+        columns = (self.names.numbers(column[at]) for column in (told.operation, told.scope, told.source))
+        return [
+            -1 if all(number == -1 for number in row) else self._written.setdefault(row, len(self._written))
+            for row in zip(*columns, strict=True)
+        ]
+
+    def written_of(self, event: Rows) -> list[Json]:
+        """The same for events."""
+        return self.written(self._of_events(event), np.arange(len(event)))
+
+    def tables(self) -> dict[str, Json]:
+        return {
+            "written": [[*row] for row in self._written],
+            "names": self.names.table(),
+            "participants": self.who.table(),
+        }
+
+
 def _shown_lanes(trace: Trace, graph: DependencyGraph) -> tuple[Rows, int]:
     """Lanes with work: by rank, devices before the host; those with the most work where they are too many."""
     slices = graph.slices
@@ -164,11 +194,11 @@ def _shown_lanes(trace: Trace, graph: DependencyGraph) -> tuple[Rows, int]:
 
 
 def _lane_columns(
-    trace: Trace, graph: DependencyGraph, rows: Rows, blocks: Blocks, shown: Rows, names: _Names, who: _Names
+    trace: Trace, graph: DependencyGraph, rows: Rows, blocks: Blocks, shown: Rows, told: _Told
 ) -> list[Json]:
     slices, first = graph.slices, blocks.first
     lane = slices.lane[rows][first] if len(first) else slices.lane[rows]
-    columns = _block_columns(trace, graph, rows, first, names, who) if len(first) else {}
+    columns = _block_columns(trace, graph, rows, first, told) if len(first) else {}
     lanes: list[Json] = []
     for number in shown.tolist():
         low, high = np.searchsorted(lane, [number, number + 1])
@@ -192,20 +222,21 @@ def _label(name: str, *, on_device: bool) -> str:
     return f"{what} {name}" if name.isdecimal() else printable(name, 60)
 
 
-def _block_columns(
-    trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, names: _Names, who: _Names
-) -> dict[str, Rows]:
+def _block_columns(trace: Trace, graph: DependencyGraph, rows: Rows, first: Int64, told: _Told) -> dict[str, Rows]:
     slices = graph.slices
     start, end, kind = slices.start_ns[rows], slices.end_ns[rows], slices.kind[rows]
     block = np.repeat(np.arange(len(first)), np.diff(np.append(first, len(rows))))
     work = end - start
     span = np.maximum.reduceat(end, first) - start[first]
     longest = np.lexsort((-work, block))[first]
-    code = trace.events.name[slices.event[rows[longest]]]
-    number = {c: names.number(trace.strings[c]) for c in dict.fromkeys(code.tolist())}
+    event = slices.event[rows[longest]]
+    code = trace.events.name[event]
+    number = {c: told.names.number(trace.strings[c]) for c in dict.fromkeys(code.tolist())}
     late = waited_for(graph, rows[longest])
-    person = {lane: who.number(_place(trace.lanes, lane)) for lane in dict.fromkeys(late[late != NO_LANE].tolist())}
-    return {
+    person = {
+        lane: told.who.number(_place(trace.lanes, lane)) for lane in dict.fromkeys(late[late != NO_LANE].tolist())
+    }
+    columns = {
         "start": start[first] - graph.start_ns,
         "length": span,
         "name": np.array([number[c] for c in code.tolist()]),
@@ -216,9 +247,11 @@ def _block_columns(
         "covered": np.minimum(100, np.add.reduceat(work, first) * 100 // span),
         "who": np.array([person.get(lane, -1) for lane in late.tolist()]),
     }
+    written = {"written": np.array(told.written_of(event))} if len(trace.hlo.event) else {}
+    return columns | written
 
 
-def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Names, who: _Names) -> dict[str, Json]:
+def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, told: _Told) -> dict[str, Json]:
     first = blocks.first
     if not len(first):
         return {}
@@ -232,7 +265,7 @@ def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Na
     return {
         "start": _deltas(segments.start_ns[first] - origin_ns),
         "length": np.add.reduceat(segments.duration_ns, first).tolist(),
-        "name": [names.number(name) for name in segments.name[longest]],
+        "name": [told.names.number(name) for name in segments.name[longest]],
         "kind": _most_time(block, kind, segments.duration_ns).tolist(),
         "count": np.diff(np.append(first, len(segments))).tolist(),
         "place": [place[w] for w in where],
@@ -240,8 +273,9 @@ def _path_columns(segments: Segments, blocks: Blocks, origin_ns: int, names: _Na
             f"{participant(rank, device)}, {_label(lane, on_device=device != ABSENT)}" for rank, device, lane in place
         ],
         "edge": list(segments.edge[longest]),
-        "who": who.numbers(None if one is None else participant(*one) for one in segments.waiting_for[longest]),
-        **{what: names.numbers(getattr(segments, what)[longest]) for what in _TOLD},
+        "who": told.who.numbers(None if one is None else participant(*one) for one in segments.waiting_for[longest]),
+        "written": told.written(segments, longest),
+        "reason": told.names.numbers(segments.reason[longest]),
     }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from traceflow.codes import CODES
 from traceflow.report.grid import Piece, bar, duration
-from traceflow.report.subject import CriticalPath
+from traceflow.report.subject import Asked, CriticalPath
 from traceflow.result import Finding, Provenance, Severity
 from traceflow.trace.model import LaneKind, Trace
 
@@ -45,21 +45,20 @@ class Verdict:
         return f"{self.what} took {duration(self.makespan_ns)}: {', '.join(told) or 'nothing'}."
 
 
-def verdict(path: CriticalPath, summary: Mapping[str, Any], *, step: int | None, simulated: bool) -> Verdict:
+def verdict(path: CriticalPath, summary: Mapping[str, Any], asked: Asked, *, simulated: bool) -> Verdict:
     """Say how long a window took and on what.
 
     Args:
         path: Its critical path.
         summary: The summary of the capture, as in the JSON contract.
-        step: Which step the window is; the whole capture where None.
+        asked: What the window is.
         simulated: Whether the devices are threads of a host.
     """
     kinds = sorted(path.by_kind_ns.items(), key=lambda item: -item[1])
     percents = whole_percents([ns for _, ns in kinds])
     parts = tuple(Part(kind, ns, percent) for (kind, ns), percent in zip(kinds, percents, strict=True))
-    what = "The whole capture" if step is None else f"Step {step}"
-    remarks = (_several_steps(summary) if step is None else None, SIMULATION if simulated else None)
-    return Verdict(what, path.makespan_ns, parts, tuple(r for r in remarks if r is not None))
+    remarks = (_several_steps(summary) if asked.whole else None, SIMULATION if simulated else None)
+    return Verdict(asked.what, path.makespan_ns, parts, tuple(r for r in remarks if r is not None))
 
 
 SIMULATION = (

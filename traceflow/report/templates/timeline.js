@@ -78,6 +78,7 @@ class Timeline {
     this.kinds = data.kinds;
     this.names = data.names;
     this.participants = data.participants;
+    this.written = data.written;
     this.steps = data.steps;
     this.path = decoded(data.path);
     this.lanes = data.lanes.map((lane) => ({ group: lane.group, label: lane.label, rows: decoded(lane) }));
@@ -409,17 +410,19 @@ class Timeline {
     ];
     if (rows.who[i] >= 0) lines.push(["waited for", this.participants[rows.who[i]]]);
     const segment = lane ? this.segmentOf(rows, i) : i;
-    if (segment >= 0) lines.push(...this.told(segment));
+    lines.push(...this.told(rows, i));
+    if (segment >= 0 && this.path.reason[segment] >= 0) lines.push(["why", this.names[this.path.reason[segment]]]);
     if (lane) lines.push(["slack", this.slack(rows, i)]);
     else if (rows.edge[i]) lines.push(["reached by", `${rows.edge[i]} edge`]);
     if (rows.count[i] > 1) lines.push(["merged", this.merged(rows, i)]);
     return lines;
   }
 
-  // What the program tells of a segment of the path.
-  told(segment) {
-    const columns = [["operation", this.path.operation], ["scope", this.path.scope], ["source", this.path.source], ["why", this.path.reason]];
-    return columns.filter(([, column]) => column[segment] >= 0).map(([key, column]) => [key, this.names[column[segment]]]);
+  // What the programs tell of a row.
+  told(rows, i) {
+    if (!rows.written || rows.written[i] < 0) return [];
+    const told = this.written[rows.written[i]];
+    return ["operation", "scope", "source"].map((key, k) => [key, this.names[told[k]]]).filter((_, k) => told[k] >= 0);
   }
 
   // The segment of the path that a slice on it makes, -1 for none.

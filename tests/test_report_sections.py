@@ -1,0 +1,79 @@
+"""Sections of a page that only some runs have, and what of a run a page is asked to explain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import test_round_times as rounds
+from handmade import two_rounds
+from kineto_builder import opened
+from pages import Page, page_of, rows, section, table_called
+from test_window import card
+
+from traceflow.cli import main
+from traceflow.errors import TraceflowError
+from traceflow.evidence import Evidence
+from traceflow.intent.plan import ParallelPlan, plan_step
+from traceflow.report.subject import Asked
+from traceflow.run import Run
+from traceflow.trace.untraced import untraced
+
+
+def test_rounds_are_told_one_by_one() -> None:
+    page = page_of(rounds.traced(rounds.windowed(rounds.synchronous), rounds.IN_TURN))
+    here = section(page, "rounds")
+    (loop,) = rows(table_called(here, "Cut into rounds"))
+    assert loop[1:4] == ["decomposed but not hidden", "unrolled", "2"]
+    assert loop[6:10] == ["8.000", "8.000", "20.000", "0.0"]
+    told = [row[:4] for row in rows(here.all("table")[1])]
+    assert told == [["0", "0", "0:4", "yes"], ["1", "1", "4:8", "yes"]]
+    assert "TF264" in section(page, "findings").text
+
+
+def test_rounds_of_programs_without_a_trace_are_told() -> None:
+    module = rounds.windowed(rounds.synchronous)
+    page = page_of(Run(Evidence(untraced(), {7: module}), ("a",)))
+    assert "source order only" in section(page, "rounds").text
+    assert "not available, because" in section(page, "rounds").text
+
+
+def test_a_page_without_rounds_has_no_section_on_them() -> None:
+    assert all(node.attributes["id"] != "run0-rounds" for node in page_of(two_rounds().run()).all("section"))
+
+
+def test_a_page_on_a_window_explains_what_the_annotation_names(tmp_path: Path) -> None:
+    run = opened(tmp_path, card(0), card(1))
+    page = page_of(run, Asked(window="forward#1"))
+    assert "The window forward#1 took 100.0 µs" in section(page, "verdict").text
+    assert "--window 'forward#1'" in section(page, "method").text
+    assert "--window 'forward#1'" in section(page, "what-if").text
+    names = [row[0] for row in rows(table_called(page, "Costliest names on the path"))]
+    assert "gemm 1" in names
+    assert "gemm 0" not in names
+
+
+def test_the_command_line_takes_a_window_and_a_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    opened(tmp_path, card(0), card(1))
+    words = ["report", str(tmp_path), "-o", "-", "-q", "--window", "forward#1", "--plan", "world=8,ep=2"]
+    assert main(words) == 0
+    page = Page(capsys.readouterr().out).root
+    assert "The window forward#1 took" in section(page, "verdict").text
+    assert section(page, "plan").all("table")
+
+
+def test_a_window_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceflowError, match="TF111"):
+        opened(tmp_path, card(0), card(1)).report(tmp_path / "report.html", window="backward")
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_plan_is_told_with_what_differs_first(tmp_path: Path) -> None:
+    plan = plan_step(ParallelPlan(world=8, ep=2))
+    page = page_of(opened(tmp_path, card(0), card(1)), Asked(plan=plan))
+    told = rows(table_called(section(page, "plan"), "Plan against trace"))
+    assert told[0] == ["differs", "ranks", "the run", "8", "2"]
+    assert [row[0] for row in told] == sorted(
+        (row[0] for row in told), key=["differs", "cannot be told", "agrees"].index
+    )
+    assert "differ," in section(page, "plan").text
