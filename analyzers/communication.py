@@ -26,7 +26,7 @@ from traceflow.analyzers.communication_rows import (
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.matching import SENDS, Unmatched
 from traceflow.analyzers.unrecognised import unrecognised
-from traceflow.analyzers.window import Window, in_window
+from traceflow.analyzers.window import Window, in_window, step_of_events
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.intervals import Intervals, union
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
@@ -111,7 +111,7 @@ def communication(
     """
     window, graph = in_window(trace, found, step)
     compute = compute_of(trace, graph)
-    rows = _rows_inside(trace, window)
+    rows = _rows_inside(trace, found, window)
     whole = compute if graph is found.graph else compute_of(trace, found.graph)  # a call may reach out of the window
     calls = attributed.calls if attributed else (None,) * len(trace.communications.event)
     collectives, messages = _instances(trace, found, rows, whole, calls)
@@ -198,11 +198,18 @@ def _intervals(graph: DependencyGraph, mask: Bool) -> Intervals:
     return union(graph.slices.start_ns[mask], graph.slices.end_ns[mask])
 
 
-def _rows_inside(trace: Trace, window: Window) -> Int64:
-    """Communication rows that overlap the window, in order of time."""
+def _rows_inside(trace: Trace, found: Dependencies, window: Window) -> Int64:
+    """Communication rows that overlap the window, in order of time; of a step, without those of later steps.
+
+    The window of a step ends with the last thing that it launched, and so reaches into the next step where a thread is
+    late in closing its call.
+    """
     event = trace.communications.event
     start, end = trace.events.start_ns[event], trace.events.end_ns[event]
-    rows = np.flatnonzero((start < window.end_ns) & (end > window.start_ns))
+    inside = (start < window.end_ns) & (end > window.start_ns)
+    if window.step is not None:
+        inside &= step_of_events(trace, found)[event] <= window.step
+    rows = np.flatnonzero(inside)
     return rows[np.argsort(start[rows], kind="stable")]
 
 

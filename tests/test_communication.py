@@ -97,6 +97,19 @@ def test_exposed_time_of_a_call_counts_compute_outside_the_window_too(tmp_path: 
     assert [p.busy_ns for p in answer.participants] == [4_000, 4_000]
 
 
+def test_a_step_that_ends_late_has_no_calls_of_the_next(tmp_path: Path) -> None:
+    a, b = pair()
+    for card, end in ((a, 25_000), (b, 12_000)):
+        card.step(1, 0, 10_000)
+        card.step(2, 10_000, 40_000)
+        card.all_reduce(2_000, 4_000, sequence=0, call=(700, 800))
+        card.kernel("ends late", 5_000, end, call=(900, 1_000), stream=9)
+        card.all_reduce(20_000, 22_000, sequence=1, call=(15_000, 15_100))
+    run = opened(tmp_path, a, b)
+    assert run.communication(step=1).window.end_ns == 25_000
+    assert [len(run.communication(step=step).collectives) for step in (1, 2)] == [1, 1]
+
+
 def test_payload_is_what_one_participant_puts_in(tmp_path: Path) -> None:
     a, b = pair()
     a.collective("all_to_allv", 0, 10_000, sequence=0, elements=1_000, in_splits="[400, 600]", out_splits="[400, 300]")
