@@ -257,8 +257,12 @@ def _write(file: Path, manifest: Manifest) -> None:
 def write_whole(file: Path, content: bytes) -> None:
     """Write a file, replacing what was there in one step; nobody sees a part of it."""
     draft = file.with_name(f".{file.name}")
-    draft.write_bytes(content)
-    draft.replace(file)
+    try:
+        draft.write_bytes(content)
+        draft.replace(file)
+    except OSError:
+        draft.unlink(missing_ok=True)  # on a full disk there is a part of it
+        raise
 
 
 def publish_complete(folder: Path, path: Path, *, force: bool) -> None:

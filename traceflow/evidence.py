@@ -200,7 +200,7 @@ def _working(evidence: Evidence) -> Evidence:
 def _found(given: Path) -> list[Path]:
     """The files below a folder, or those that a pattern names."""
     if given.is_dir():
-        return sorted(file for file in given.rglob("*") if file.is_file())
+        return sorted(file for file in given.rglob("*") if _is_meant(file))
     if has_magic(str(given)):
         named = Path(given.anchor).glob(str(given.relative_to(given.anchor)))
         return sorted({file for path in named for file in _below(path)})
@@ -208,7 +208,12 @@ def _found(given: Path) -> list[Path]:
 
 
 def _below(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if file.is_file()] if path.is_dir() else [path]
+    return [file for file in path.rglob("*") if _is_meant(file)] if path.is_dir() else [path]
+
+
+def _is_meant(file: Path) -> bool:
+    """Whether it is a file, and no draft that somebody was writing, nor what a file system keeps beside one."""
+    return file.is_file() and not file.name.startswith(".")
 
 
 def _traces(given: Path, files: Sequence[Path], *, needed: bool) -> list[tuple[Path, _Format]]:
