@@ -28,6 +28,7 @@ from traceflow.capture import Devices, Options
 from traceflow.collectors.collector import FAILURES, optional
 from traceflow.collectors.execution_trace import ExecutionTrace
 from traceflow.collectors.flight_recorder import Groups, flight_recording, process_groups
+from traceflow.collectors.kineto_file import write_kineto
 from traceflow.collectors.torch_memory import History, memory_timeline
 from traceflow.result import Json
 
@@ -100,7 +101,7 @@ class TorchProfiler:
         rank = f"rank{self.rank()[0]:05d}"
         traces = self._folder / TRACES
         traces.mkdir(exist_ok=True)
-        self._profiler.export_chrome_trace(str(traces / f"{rank}.pt.trace.json.gz"))
+        write_kineto(self._profiler, self._scratch, traces / f"{rank}.pt.trace.json.gz")
         _write(self._folder / f"{rank}.flight_recorder.json", flight_recording({**self._groups, **process_groups()}))
         _write(self._folder / f"{rank}.placements.json", self._placements)
         self._write_extras(rank)
