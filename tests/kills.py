@@ -1,0 +1,167 @@
+"""Kill programs that record, at any moment, and judge what they leave: `python -m kills torch --kills 100`, from `tests`.
+
+A capture that bears its name is whole: it opens, has all its steps, and their paths tile. Whatever else is left opens and
+says that it is not complete, or is refused in one line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import traceflow
+from traceflow.capture import read_manifest
+from traceflow.errors import TraceflowError
+from traceflow.run import Run
+
+STEPS, WARMUP = 3, 1
+EXPECTED = list(range(WARMUP, WARMUP + STEPS))
+
+
+class Wrong(Exception):  # noqa: N818  # reads as what it is
+    """Something that was left is not what it says."""
+
+
+def torch_program(path: Path) -> None:
+    """A loop that PyTorch computes, recorded."""
+    import torch
+
+    torch.set_num_threads(1)
+    weights = torch.ones(32, 32) / 32
+    with traceflow.record(path, framework="torch", warmup=WARMUP, steps=STEPS) as recorder:
+        for _ in range(WARMUP + STEPS + 1):
+            with recorder.step() as step:
+                weights = torch.tanh(weights @ weights)
+                step.ready(weights)
+
+
+def jax_program(path: Path) -> None:
+    """A loop that JAX computes, recorded."""
+    import jax
+
+    weights = jax.numpy.ones((32, 32)) / 32
+    square = jax.jit(lambda w: jax.numpy.tanh(w @ w))
+    with traceflow.record(path, framework="jax", warmup=WARMUP, steps=STEPS) as recorder:
+        for _ in range(WARMUP + STEPS + 1):
+            with recorder.step() as step:
+                weights = step.ready(square(weights))
+
+
+PROGRAMS: dict[str, Callable[[Path], None]] = {"torch": torch_program, "jax": jax_program}
+
+
+def killed(program: Callable[[Path], None], path: Path, after_s: float) -> float:
+    """Run a program in a fork, kill it after some time, and return how long it ran."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # JAX warns of forks; it has not started anything here
+        process = multiprocessing.get_context("fork").Process(target=_silently, args=(program, path))
+        began = time.monotonic()
+        process.start()
+    process.join(after_s)
+    if process.is_alive() and process.pid is not None:
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+    return time.monotonic() - began
+
+
+def _silently(program: Callable[[Path], None], path: Path) -> None:
+    sink = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(sink, 1)
+    os.dup2(sink, 2)
+    program(path)
+
+
+def judged(path: Path) -> list[str]:
+    """What a recording to `path` left, each thing in a word or two.
+
+    Raises:
+        Wrong: where something is not what it says.
+    """
+    left = [found for found in path.parent.glob(f"{path.name}*") if found.is_dir()]
+    return sorted(_judged(one, named=one == path) for one in left if ".scratch-" not in one.name) or ["nothing"]
+
+
+def _judged(folder: Path, *, named: bool) -> str:
+    try:
+        run, manifest = traceflow.open(folder), read_manifest(folder)
+    except TraceflowError as error:
+        if named:
+            raise Wrong(f"what bears the name of the capture does not open: {error}") from error
+        if "\n" in str(error):
+            raise Wrong(f"a refusal of several lines: {error}") from error
+        return f"refused with {error.code}"
+    _check_paths(run)
+    steps = run.trace.marks.step.tolist()
+    if manifest is not None and manifest.complete:
+        if steps != EXPECTED or [record.step for record in manifest.steps] != EXPECTED:
+            raise Wrong(f"it is called complete and has the steps {steps}")
+        return "complete" if named else "complete, without its name yet"
+    if named:
+        raise Wrong("it bears the name of the capture and is not complete")
+    if not any(note.code == "TF319" for note in run.trace.tally.notes):
+        raise Wrong("it does not say that it is not complete")
+    return "not complete, and says so"
+
+
+def _check_paths(run: Run) -> None:
+    """See that the critical path of each step tiles it."""
+    for step in run.trace.marks.step.tolist() if len(run.trace.events) else []:
+        path = run.critical_path(step=step)
+        starts = [*path.segments.start_ns.tolist(), path.window.end_ns]
+        ends = [path.window.start_ns, *(path.segments.start_ns + path.segments.duration_ns).tolist()]
+        if starts != ends or any(one > other for one, other in pairwise(starts)):
+            raise Wrong(f"the path of step {step} does not tile it")
+
+
+def kills(framework: str, count: int, seed: int) -> Counter[str]:
+    """Kill a recording program so many times, at moments that are spread over its life."""
+    program, dice, outcomes = PROGRAMS[framework], random.Random(seed), Counter[str]()
+    with tempfile.TemporaryDirectory() as scratch:
+        __import__(framework)  # once, before the forks
+        life_s = 0.0
+        for number in range(count):
+            path = Path(scratch, f"k{number}")
+            if number % 20 == 0:  # the machine may have become faster or slower
+                life_s = _life_s(program, path.with_name(f"whole{number}"))
+            killed(program, path, dice.triangular(0, life_s, life_s))  # most is written near the end
+            outcomes[" and ".join(judged(path))] += 1
+            for left in Path(scratch).glob(f"{path.name}*"):
+                shutil.rmtree(left)
+    return outcomes
+
+
+def _life_s(program: Callable[[Path], None], path: Path) -> float:
+    """How long a program lives that nobody kills: the second time, when all its files have been read."""
+    first, second = path.with_name(f"{path.name}-first"), path
+    killed(program, first, 300)
+    life_s = killed(program, second, 300)
+    if judged(first) != ["complete"] or judged(second) != ["complete"]:
+        raise Wrong("a program that nobody killed left no capture")
+    return life_s
+
+
+def main(arguments: list[str]) -> None:
+    """Kill, and tell what was left."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("framework", choices=PROGRAMS)
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args(arguments)
+    for outcome, count in kills(chosen.framework, chosen.kills, chosen.seed).most_common():
+        print(f"{count:4d}  {outcome}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
