@@ -215,6 +215,7 @@ class Recording(Recorder):
         self._asked: dict[int, object] = {}  # functions by identity, which holds while they are kept
         self._calls: list[Call] = []
         self._outer: Recording | None = None
+        self._process = os.getpid()
         self.in_step = False
 
     @property
@@ -256,13 +257,18 @@ class Recording(Recorder):
         self._outer = _HERE.get()
         _HERE.set(self)
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether this is the process that began to record, and no fork of it, which must leave everything alone."""
+        return self._process == os.getpid()
+
     def awaits_step(self) -> bool:
         """Whether what comes next may be a step."""
-        return self._open and not self.in_step
+        return self._open and self.is_ours and not self.in_step
 
     def step(self) -> Step:
-        """The next step, of the warm-up or measured; free once the recording is over."""
-        if not self._open:
+        """The next step, of the warm-up or measured; free once the recording is over, and in a fork of the process."""
+        if not self._open or not self.is_ours:
             return FREE_STEP
         number, self._next_step = self._next_step, self._next_step + 1
         if number >= self._options.lead and not self._tracing and not self._start():
@@ -348,6 +354,8 @@ class Recording(Recorder):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _HERE.set(self._outer)
+        if not self.is_ours:
+            return
         if kind is not None:
             self.spoil(f"the program raised {kind.__name__}")
         self._close()
@@ -423,7 +431,11 @@ class Recording(Recorder):
     def _clear_scratch(self) -> None:
         shutil.rmtree(self._scratch, ignore_errors=True)
         if self._options.xla_dump:  # XLA writes what it compiles as long as the process lives
-            atexit.register(shutil.rmtree, self._scratch, ignore_errors=True)
+            atexit.register(self._clear_late)
+
+    def _clear_late(self) -> None:
+        if self.is_ours:
+            shutil.rmtree(self._scratch, ignore_errors=True)
 
     def tell(self) -> None:
         """Say what keeps the capture from being complete, and what it lacks, once."""
