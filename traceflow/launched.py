@@ -93,7 +93,7 @@ class _Quiet(Recording):
         self._home = _own_folder(settings)
         super().__init__(self._home / name, options, collector, force=False, first=first)
         self.began = False  # whether there was a step
-        self._pid, self._thread = os.getpid(), 0
+        self._thread = 0
 
     @property
     def over(self) -> bool:
@@ -103,7 +103,7 @@ class _Quiet(Recording):
     @property
     def here(self) -> bool:
         """Whether the caller is whose steps are recorded: no fork of the process, and no other thread."""
-        return self._pid == os.getpid() and self._thread in {0, threading.get_ident()}
+        return self.is_ours and self._thread in {0, threading.get_ident()}
 
     def awaits_step(self) -> bool:
         """No: what a step is was told to the launcher, so that calls of an instrumented function are none."""
@@ -118,7 +118,7 @@ class _Quiet(Recording):
 
     def end(self, problem: str | None = None) -> None:
         """End early: with the program, which may have ended with an error of its own, or for another reason."""
-        if self._pid != os.getpid() or not self.began or self.over:
+        if not self.is_ours or not self.began or self.over:
             return
         if problem is not None:
             self.spoil(problem)
@@ -127,7 +127,7 @@ class _Quiet(Recording):
 
     def give_way(self, path: Path) -> None:
         """End because the program is about to record itself, and tell the launcher so."""
-        if self._pid != os.getpid():
+        if not self.is_ours:
             return
         self.end(_OWN_RECORDING)
         with self.survive("the program's own recording could not be told"):

@@ -378,6 +378,8 @@ class Recording(Recorder):
 
     def finish(self, record: StepRecord) -> None:
         """Take in the record of a step that ended well."""
+        if not self.is_ours:
+            return
         (self._steps if self._tracing else self._warmup).append(record)
         if len(self._steps) == self._options.steps:
             self._close()
