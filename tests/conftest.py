@@ -17,6 +17,9 @@ pytest_plugins = ["golden"]
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
 
+# Tests of readers read. What is kept of traces has tests of its own.
+os.environ["TRACEFLOW_CACHE"] = "off"
+
 # A slow machine is no counterexample. CI tries the same examples for the same code, people try new ones.
 settings.register_profile("traceflow", deadline=None, derandomize="CI" in os.environ)
 settings.load_profile("traceflow")

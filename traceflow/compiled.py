@@ -134,7 +134,7 @@ def _load(kernel: Compiled, types: _Types) -> Callable[..., Any]:
     content = _made(kernel, types)
     for folder in _folders():
         with suppress(OSError):
-            write_whole(folder / name, hashlib.sha256(content).digest() + content)
+            write_whole(folder / name, lambda file: file.write(hashlib.sha256(content).digest() + content))
             break
     return _linked(content, types)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from contextlib import suppress
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import BinaryIO
 
 VARIABLE = "TRACEFLOW_CACHE"
+_ABANDONED_S = 600
 
 
 def user_cache() -> Path | None:
@@ -31,18 +34,23 @@ def user_cache() -> Path | None:
     return None
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file so that others see all of it or nothing.
+def write_whole(path: Path, write: Callable[[BinaryIO], object]) -> None:
+    """Write a file so that others see all of it or nothing. What somebody else is writing is left to them.
+
+    Args:
+        path: The file; folders that lead to it are made.
+        write: Writes its content into a file that is open.
 
     Raises:
-        OSError: When the folder cannot be made or written, or the disk is full.
+        OSError: When the folder cannot be made or written, the disk is full, or somebody is writing the same file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name[:40]}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(name).replace(path)
-    finally:
-        with suppress(OSError):
-            Path(name).unlink()  # which is there only if something went wrong
+    draft = path.with_name(f".{path.name}.draft")
+    with suppress(FileNotFoundError):
+        if time.time() - draft.stat().st_mtime > _ABANDONED_S:  # whoever began it was killed
+            draft.unlink()
+    with ExitStack() as unless_whole:
+        with draft.open("xb") as file:
+            unless_whole.callback(draft.unlink, missing_ok=True)
+            write(file)
+        draft.replace(path)

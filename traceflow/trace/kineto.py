@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.result import Note, Tally
 from traceflow.trace.file_ranks import rank_in_name
+from traceflow.trace.kept import kept_or_read
 from traceflow.trace.model import Rank, Trace
 
 if TYPE_CHECKING:
@@ -58,6 +60,10 @@ def read_kineto(path: Path, *, communication: tuple[str, ...] = ()) -> Trace:
         TraceflowError: TF101 when the file cannot be opened, TF102 when it is empty, TF103 when it is no JSON or
             ends early, TF104 when it holds no events, TF105 when it cannot be unpacked to its end.
     """
+    return kept_or_read(path, partial(_read, path, communication), "kineto", *communication)
+
+
+def _read(path: Path, communication: tuple[str, ...]) -> Trace:
     from traceflow.trace._kineto_rows import read_rows
     from traceflow.trace._kineto_trace import trace_of
 
