@@ -175,11 +175,19 @@ def incompleteness(folder: Path) -> str | None:
     """Why the recording in a folder is not complete, by its manifest; None where it is, or the manifest is another's."""
     try:
         manifest = read_manifest(folder)
-    except (TraceflowError, OSError):
+    except OSError:
         return None
+    except TraceflowError as error:
+        return f"its manifest cannot be used ({error.why})" if _is_ours(folder) else None
     if manifest is None or manifest.complete:
         return None
     return manifest.problem or "the program ended before the recording did"
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether a manifest that cannot be used was written by traceflow, as far as what is left of it tells."""
+    contents = [file.read_bytes() for file in folder.iterdir() if is_manifest(file) and file.is_file()]
+    return any(not content or b'"traceflow_version"' in content for content in contents)
 
 
 def _decoded(file: Path) -> Manifest:

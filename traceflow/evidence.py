@@ -29,7 +29,9 @@ from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
+from traceflow.trace.kept import FOLDER
 from traceflow.trace.model import Trace
+from traceflow.trace.one_run import signs_of_several_runs
 from traceflow.trace.operations import OperationTable, is_operation_table, read_operations
 
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
@@ -88,7 +90,7 @@ def read(path: Path | str, *, communication: Iterable[str] = (), executor: Execu
         TraceflowError: TF101 where nothing exists or may not be read, TF102 for an empty file, TF103 or TF105 for a
             damaged one, TF104 for a trace without events, TF106 when a folder or a pattern holds no trace, TF107
             for another format, TF108 when two files claim one rank, TF112 for what is no regular expression, TF127 where
-            the executor ended.
+            the executor ended, TF129 when files are of two runs.
     """
     given, patterns = Path(path), usable(communication)
     try:
@@ -212,8 +214,8 @@ def _below(path: Path) -> list[Path]:
 
 
 def _is_meant(file: Path) -> bool:
-    """Whether it is a file, and no draft that somebody was writing, nor what a file system keeps beside one."""
-    return file.is_file() and not file.name.startswith(".")
+    """Whether it is a file, no draft that somebody was writing, nor what a file system or we keep beside one."""
+    return file.is_file() and not file.name.startswith(".") and file.parent.name != FOLDER
 
 
 def _traces(given: Path, files: Sequence[Path], *, needed: bool) -> list[tuple[Path, _Format]]:
@@ -255,6 +257,13 @@ def _same_rank(one: Path, other: Path, why: str, hint: str) -> TraceflowError:
 
 
 def _read_one(file: Path, form: _Format, rank: int, *, communication: tuple[str, ...], beside: Programs) -> Evidence:
+    from traceflow.trace.absurd import without_absurd
+
+    evidence = _read_as(file, form, rank, communication=communication, beside=beside)
+    return replace(evidence, trace=without_absurd(evidence.trace))
+
+
+def _read_as(file: Path, form: _Format, rank: int, *, communication: tuple[str, ...], beside: Programs) -> Evidence:
     if form is _Format.XSPACE:
         from traceflow.trace.xspace import read_xspace
 
@@ -289,10 +298,11 @@ def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:
             if claimed.setdefault(rank.rank, file) is not file:
                 why = f"both claim rank {rank.rank}"
                 raise _same_rank(claimed[rank.rank], file, why, "leave one out, or correct its rank")
+    signs = signs_of_several_runs([(file, part.trace) for file, part in parts])
     programs: dict[int, HloModule] = {}
     ordered = sorted((part for _, part in parts), key=lambda part: part.trace.ranks[0].rank)
     traces = [_rekeyed(part.trace, _take_in(part.programs, programs)) for part in ordered]
-    return Evidence(merge(traces), programs)
+    return _with_notes(Evidence(merge(traces), programs), signs)
 
 
 def _take_in(some: Programs, programs: dict[int, HloModule]) -> dict[int, int]:

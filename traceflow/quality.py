@@ -23,7 +23,9 @@ ORDER = (
 )
 """Figures of any answer that hang on what waited for what."""
 
-DAMAGED = "damaged event"  # readers remark on the place of the damage themselves
+ABSURD = "at a time that cannot be"
+DAMAGED = "damaged event"
+_REMARKED = frozenset({ABSURD, DAMAGED})  # lost, too, with a remark that says more
 _LOST = frozenset(
     {
         "neither thread nor stream",
@@ -62,21 +64,26 @@ def quality(tally: Tally, notes: Iterable[Note] = ()) -> Quality:
         >>> quality(Tally(3, 2, dropped={"metadata": 1})).verdict, quality(Tally(3, 0)).verdict
         ('good', 'unusable')
     """
-    lost = {reason: count for reason, count in tally.dropped.items() if count and reason in _LOST}
-    number = sum(lost.values()) + tally.dropped.get(DAMAGED, 0)
-    told = dict.fromkeys(note.text for note in (*tally.notes, *notes) if note.affects)
-    reasons = (*_losses(lost, tally.read), *told)
+    reasons = tuple(dict.fromkeys(note.text for note in (*losses(tally), *tally.notes, *notes) if note.affects))
+    number = sum(tally.dropped.get(reason, 0) for reason in _LOST | _REMARKED)
     if tally.read and tally.kept < max(number, 1):
         return Quality("unusable", reasons or (f"none of the {tally.read:,} events is work",))
     return Quality("limited", reasons) if reasons else Quality("good")
 
 
-def _losses(lost: Mapping[str, int], read: int) -> tuple[str, ...]:
+def losses(tally: Tally) -> tuple[Note, ...]:
+    """A remark on events that were left out though they may have been work, with their number by reason.
+
+    Args:
+        tally: What became of the events.
+    """
+    lost = {reason: count for reason, count in tally.dropped.items() if count and reason in _LOST}
     if not lost:
         return ()
     number = sum(lost.values())
     listed = ", ".join(f"{count:,} {reason}" for reason, count in sorted(lost.items(), key=lambda item: -item[1]))
-    return (f"{number:,} of {read:,} events {'was' if number == 1 else 'were'} lost: {listed}",)
+    text = f"{number:,} of {tally.read:,} events {'was' if number == 1 else 'were'} lost: {listed}"
+    return (Note("TF302", text, ("/result",)),)
 
 
 def touching(notes: Iterable[Note], document: Mapping[str, Any]) -> tuple[Note, ...]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from traceflow.analyzers.dependencies.device import launch_edges, launched, stream_order, waits_for_copy
+from traceflow.analyzers.dependencies.device import Launched, launch_edges, launched, stream_order, waits_for_copy
 from traceflow.analyzers.dependencies.hlo import data, envelopes, run_starts
 from traceflow.analyzers.dependencies.host import flows, hand_off, program_order
 from traceflow.analyzers.dependencies.issued import issued
@@ -19,7 +19,7 @@ from traceflow.graph import DependencyGraph, dependency_graph
 from traceflow.program.module import Programs
 from traceflow.quality import ORDER
 from traceflow.result import Note
-from traceflow.trace.model import ABSENT, Int32, LaneKind, Trace
+from traceflow.trace.model import ABSENT, Bool, Int32, Kind, LaneKind, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ def _resolution_ns(trace: Trace) -> int:
     return 1000 if whole else 1
 
 
-def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) -> tuple[Note, ...]:
+def _notes(trace: Trace, graph: DependencyGraph, launch: Launched, inferred: int, stuck_out: int) -> tuple[Note, ...]:
     notes = []
     denied = {kind: count for kind, count in graph.contradicted.items() if count}
     if denied:
@@ -94,3 +94,43 @@ def _notes(trace: Trace, graph: DependencyGraph, inferred: int, stuck_out: int) 
         text = "the trace holds no device events: only the host is explained"
         notes.append(Note("TF306", text, ("/result/devices", "/result/per_participant", *ORDER)))
     return tuple(notes)
+    notes += [*_unlaunched(trace, launch), *_bare_steps(trace, launch)]
+
+
+def _unlaunched(trace: Trace, launch: Launched) -> list[Note]:
+    """Device work without its call, which was made, or whose record was dropped, before the recording.
+
+    A few at the start are nothing to worry about; from one in `_SOME` on, the path has a cause less.
+    """
+    work = (trace.lanes.kind == LaneKind.STREAM)[trace.events.lane]
+    missing, number = int((work & (launch.call < 0)).sum()), int(work.sum())
+    if missing in {0, number}:  # where no call is known at all, the trace does not record them
+        return []
+    text = f"{missing:,} of {number:,} device events were launched by calls that were not recorded"
+    return [Note("TF307", text, ORDER if missing * _SOME >= number else ())]
+
+
+_SOME = 100
+
+
+def _bare_steps(trace: Trace, launch: Launched) -> list[Note]:
+    """Steps whose calls launched work, none of which was recorded, though other steps have theirs."""
+    e, marks = trace.events, trace.marks
+    calls = np.flatnonzero((e.kind == Kind.CALL) & (e.correlation >= 0) & _launches(trace)[e.name])
+    done = np.zeros(len(e), bool)
+    done[launch.call[launch.call >= 0]] = True
+    bare = whole = 0
+    for rank, start_ns, end_ns in zip(marks.rank.tolist(), marks.start_ns.tolist(), marks.end_ns.tolist(), strict=True):
+        own = calls[(e.start_ns[calls] >= start_ns) & (e.start_ns[calls] < end_ns)]
+        own = own[trace.lanes.rank[e.lane[own]] == rank]
+        whole += bool(done[own].any())
+        bare += bool(len(own) and not done[own].any())
+    if not bare or not whole:
+        return []
+    text = f"{bare} of {len(marks.step)} steps hold no device events, though they launched work: the profiler lost it"
+    return [Note("TF322", text, ("/result",))]
+
+
+def _launches(trace: Trace) -> Bool:
+    """Which names are of calls that start a kernel, or a graph of them."""
+    return np.array(["Launch" in text for text in trace.strings] or [False], bool)

@@ -175,6 +175,12 @@ REFUSALS = (
         "--cluster; or copy the files to this machine.",
     ),
     Code(
+        "TF129",
+        "files of several runs",
+        "Traces that were to be read together say that their jobs had different numbers of ranks.",
+        "Give the files of one run.",
+    ),
+    Code(
         "TF141",
         "no such mesh",
         "The sizes of a mesh's axes multiply to another number than there are devices.",

@@ -124,4 +124,29 @@ REMARKS = (
         "process of the job ended before the others. What was written until then was read.",
         "Results hold for the part that is there. Record again; the manifest (`problem`) says what went wrong.",
     ),
+    Code(
+        "TF320",
+        "events at times that cannot be",
+        "A few events begin or end so far out of the span of all others that their times must be damaged: one of them "
+        "would be nearly all of the recording. They were left out, and what they did is missing.",
+        "Record again with newer drivers; such events are known of ROCm and of CUPTI after the device was idle.",
+    ),
+    Code(
+        "TF321",
+        "perhaps of several runs",
+        "Recordings that were read together lie far apart in time, so that their ranks may be of different runs.",
+        "Give the files of one run alone. If they are of one, set the clocks of the hosts.",
+    ),
+    Code(
+        "TF322",
+        "steps without device events",
+        "In some steps calls launched work on a device, and none of that work was recorded: the profiler lost it.",
+        "Ask about steps that are whole; record fewer steps at a time, and with larger buffers of the profiler.",
+    ),
+    Code(
+        "TF323",
+        "trace cut by its exporter",
+        "The file holds exactly as many events as its exporter writes at most, so that the rest was left out silently.",
+        "Give the XSpace (.xplane.pb) that lies beside the JSON, or record fewer steps.",
+    ),
 )

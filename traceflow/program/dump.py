@@ -6,11 +6,8 @@ told apart by their names. Only the final form is what runs; the others are read
 
 from __future__ import annotations
 
-import gzip
-import lzma
 import re
-import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 from hashlib import blake2b
@@ -21,6 +18,7 @@ from traceflow.program.hlo_module_text import looks_like_hlo_text, read_hlo_text
 from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule, Programs
 from traceflow.result import Note
+from traceflow.unpacking import unpacked
 
 _PACKED = r"(?:\.gz|\.xz)?$"
 _PROTO = re.compile(rf"\.hlo(?:_proto)?\.pb{_PACKED}")
@@ -71,7 +69,7 @@ def read_program(file: Path) -> HloModule:
         TraceflowError: TF102 when the file is empty, TF103 when it is no program, TF105 when its compression is
             damaged.
     """
-    content = _unpacked(file)
+    content = unpacked(file)
     if not content:
         raise TraceflowError("TF102", f"cannot read {file}", "the file is empty", "dump it again")
     try:
@@ -84,18 +82,6 @@ def read_program(file: Path) -> HloModule:
 
 def _key_of(content: bytes) -> int:
     return int.from_bytes(blake2b(content, digest_size=8).digest()) % 2**63
-
-
-def _unpacked(file: Path) -> bytes:
-    content = file.read_bytes()
-    packing: dict[bytes, Callable[[bytes], bytes]] = {b"\x1f\x8b": gzip.decompress, b"\xfd7zXZ": lzma.decompress}
-    try:
-        for magic, unpack in packing.items():
-            if content.startswith(magic):
-                return unpack(content)
-    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
-        raise TraceflowError("TF105", f"cannot read {file}", str(error), "copy the file again") from error
-    return content
 
 
 def same_program(one: HloModule, other: HloModule) -> bool:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
-from traceflow.quality import quality, touching
+from traceflow.quality import losses, quality, touching
 from traceflow.report.verdict import simulates, simulation_finding
 from traceflow.result import Skipped
 
@@ -88,7 +88,7 @@ def data_quality(tally: Tally, notes: Iterable[Note] = (), told: Mapping[str, An
         notes: The remarks of the analyzer.
         told: The answer, from which pointers start; remarks keep all of theirs where None.
     """
-    remarks = (*tally.notes, *notes)
+    remarks = (*losses(tally), *tally.notes, *notes)
     remarks = tuple(dict.fromkeys(remarks)) if told is None else touching(remarks, told)
     judged = quality(replace(tally, notes=()), remarks)
     return {

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from io import BufferedReader
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+from isal import isal_zlib
 from numpy.typing import NDArray
 
 from traceflow.program.operators import COUNTED
@@ -134,6 +134,7 @@ class Rows:
     allocations: Allocations
     unfinished: Int64  # rows of `spans` that the end of the recording cut
     texts: tuple[str, ...]  # the last is empty, so that code -1 has a text, too
+    odd_texts: Int64  # codes of those that are no JSON as the file spells them
     members: Mapping[str, Json]  # of the top-level object, without the events
     counts: Int64  # events by outcome
     without_duration: int
@@ -169,7 +170,7 @@ class _Inflated:
 
     def __init__(self, file: BufferedReader) -> None:
         self._file = file
-        self._inflater = zlib.decompressobj(wbits=31)
+        self._inflater = isal_zlib.decompressobj(wbits=31)
         self._most_bytes = most_bytes(os.fstat(file.fileno()).st_size)
         self._unpacked_bytes = 0
         self.problem: str | None = None
@@ -190,10 +191,10 @@ class _Inflated:
             if ended and not (packed := packed.lstrip(b"\0")):  # some tools fill the last block with zeros
                 break
             if ended:
-                self._inflater = zlib.decompressobj(wbits=31)
+                self._inflater = isal_zlib.decompressobj(wbits=31)
             try:
                 piece = self._inflater.decompress(packed, limit)
-            except zlib.error as error:
+            except isal_zlib.error as error:
                 self.problem = str(error)
             self._unpacked_bytes += len(piece)
             if self._unpacked_bytes > self._most_bytes:
@@ -254,6 +255,7 @@ class _Collector:
             _stacked(self._allocations),
             np.concatenate(self._unfinished),
             self._texts.decoded(),
+            self._texts.odd(),
             self._members,
             self._counts,
             self._without_duration,
@@ -400,6 +402,13 @@ class _Texts:
         rows = self._table[: self._filled[0]].tolist()
         return (*(_decoded(held[row[t.AT] : row[t.AT] + row[t.LENGTH]]) for row in rows), "")
 
+    def odd(self) -> Int64:
+        """Numbers of the texts that JSON does not allow, and that were taken for what they were meant to be."""
+        held = self._arena.tobytes()
+        rows = self._table[: self._filled[0]].tolist()
+        is_odd = [_is_odd(held[row[t.AT] : row[t.AT] + row[t.LENGTH]]) for row in rows]
+        return np.flatnonzero(np.array(is_odd, bool))
+
 
 def _with_room(array: NDArray[Number], length: int) -> NDArray[Number]:
     """A copy with at least twice as many rows as are wanted, a power of two."""
@@ -426,6 +435,17 @@ def _decoded(spelled: bytes) -> str:
     except ValueError:  # an object or a list with texts of its own
         return text
     return undone.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # half a pair is no character
+
+
+def _is_odd(spelled: bytes) -> bool:
+    """Whether a text holds control characters, escapes that are none, or bytes that are no UTF-8."""
+    if spelled.isascii() and b"\\" not in spelled:
+        return not spelled.decode("ascii").isprintable()
+    try:
+        text = spelled.decode("utf-8")
+    except UnicodeDecodeError:
+        return True
+    return any(c < " " for c in text) or _with_valid_escapes(text) != text
 
 
 def _with_valid_escapes(text: str) -> str:

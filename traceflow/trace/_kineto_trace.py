@@ -393,7 +393,9 @@ def _tally(rows: Rows, kind: Int8) -> Tally:
         "synchronisation record not understood": unordered,
     }
     dropped = {reason: count for reason, count in sorted(dropped.items()) if count}
-    return Tally(int(rows.counts.sum()), int((kind >= 0).sum()), {}, dropped, _cut_steps(rows, kind))
+    odd = int(np.isin(rows.spans.name[kind >= 0], rows.odd_texts).sum())
+    repaired = {"name that is no JSON, taken as it stands": odd} if odd else {}
+    return Tally(int(rows.counts.sum()), int((kind >= 0).sum()), repaired, dropped, _cut_steps(rows, kind))
 
 
 def _cut_steps(rows: Rows, kind: Int8) -> tuple[Note, ...]:

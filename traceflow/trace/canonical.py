@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TypeVar
 
@@ -124,6 +124,34 @@ _TABLES = ("events", "communications", "syncs", "flows", "hlo", "launches", "mar
 def take(table: Table, rows: Int64 | Bool) -> Table:
     """The given rows of a struct of arrays, in the given order."""
     return type(table)(*(getattr(table, f.name)[rows] for f in fields(table)))
+
+
+def without(trace: Trace, gone: Bool, reasons: Mapping[str, int]) -> Trace:
+    """A canonical trace without some of its events, and without what the side tables say of them.
+
+    Args:
+        trace: A canonical trace.
+        gone: Per event, whether it is left out.
+        reasons: How many are, by reason.
+    """
+    left = np.flatnonzero(~gone)
+    row = np.full(len(gone), -1, np.int32)
+    row[left] = np.arange(len(left))
+    pointed = {name: _moved(getattr(trace, name), row, "event") for name in _POINTING}
+    flows = _moved(_moved(trace.flows, row, "source"), row, "target")
+    counted = Tally(kept=len(left) - len(row), dropped={reason: count for reason, count in reasons.items() if count})
+    return canonical(
+        replace(trace, events=take(trace.events, left), flows=flows, tally=trace.tally + counted, **pointed)
+    )
+
+
+_POINTING = ("communications", "hlo", "launches", "operands", "copies")
+
+
+def _moved(table: Table, row: Int32, column: str) -> Table:
+    """Follow a column of events to their new rows; what points at none is left out."""
+    moved = replace(table, **{column: row[getattr(table, column)].astype(np.int32)})
+    return take(moved, getattr(moved, column) >= 0)
 
 
 def _stacked(tables: list[Table]) -> Table:

@@ -6,10 +6,8 @@ microseconds with digits down to picoseconds; they are taken from the text, sinc
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from decimal import ROUND_FLOOR, Decimal
 from pathlib import Path
 from types import MappingProxyType
@@ -20,12 +18,14 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
 from traceflow.program.module import Programs
+from traceflow.result import Note
 from traceflow.trace._json_text import with_whole_characters
 from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, Stats, distinct_names, noise
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
+from traceflow.unpacking import unpacked
 
-_GZIP = b"\x1f\x8b"
+_MOST_EVENTS = 1_000_000  # the rest, XProf leaves out without a word
 
 _Event: TypeAlias = Mapping[str, Any]
 _Place: TypeAlias = tuple[object, object, object]
@@ -51,21 +51,24 @@ def read_chrome(
     """
     events = _events(path)
     count = Count()
-    about = About(Rank(rank, path.name.partition(".")[0], None, path.name), None, "chrome", {})
+    about = About(Rank(rank, path.name.partition(".")[0], None, path.name), None, "chrome", {}, _cut(events))
     trace, programs = xla_trace(_planes(events, count), {}, about, count, communication, beside)
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)
 
 
+def _cut(events: Sequence[_Event]) -> tuple[Note, ...]:
+    """A remark where the exporter stopped at its limit, which it does not say."""
+    if sum(event["ph"] != "M" for event in events) != _MOST_EVENTS:
+        return ()
+    text = f"it holds exactly {_MOST_EVENTS:,} events, the most that XProf writes as JSON: the others are missing"
+    return (Note("TF323", text, ("/result",)),)
+
+
 def _events(path: Path) -> list[_Event]:
     """The events of a file; what is no event, as the empty object that ends the list, is left out."""
-    content = path.read_bytes()
-    if content.startswith(_GZIP):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceflowError("TF105", f"cannot read {path}", str(error), "copy the file again") from error
+    content = unpacked(path)
     try:
         document = json.loads(with_whole_characters(content), parse_float=Decimal)
     except (ValueError, ArithmeticError, RecursionError) as error:

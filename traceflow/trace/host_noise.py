@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 
 import numpy as np
 
 from traceflow.intervals import union
-from traceflow.result import Tally
-from traceflow.trace.canonical import canonical, take
+from traceflow.trace.canonical import without
 from traceflow.trace.host_waits import waits_on_host
-from traceflow.trace.model import Bool, Flows, LaneKind, Trace
+from traceflow.trace.model import Bool, LaneKind, Trace
 
 _BUSY_AT_LEAST = 100  # one part in so many of its time, or a thread is idle
 _PROFILER = re.compile(r"(?:^|[$/])profiler\.py[:(]\d+(?:\):)? (?:start|stop|__enter__|__exit__)(?:_trace)?$")
@@ -33,26 +31,8 @@ def without_host_noise(trace: Trace) -> Trace:
     idle, profiler = _idle_lanes(trace)[trace.events.lane], _inside_profiler(trace)
     if not (idle | profiler).any() or (idle | profiler).all():
         return trace
-    left = np.flatnonzero(~(idle | profiler))
-    row = np.full(len(idle), -1, np.int32)
-    row[left] = np.arange(len(left))
     reasons = {"on a thread that only waits": int(idle.sum()), "the profiler's own": int((profiler & ~idle).sum())}
-    flows = Flows(row[trace.flows.source], row[trace.flows.target])
-    operands = replace(trace.operands, event=row[trace.operands.event])
-    return canonical(
-        replace(
-            trace,
-            events=take(trace.events, left),
-            flows=take(flows, (flows.source >= 0) & (flows.target >= 0)),
-            communications=replace(trace.communications, event=row[trace.communications.event]),
-            hlo=replace(trace.hlo, event=row[trace.hlo.event]),
-            launches=replace(trace.launches, event=row[trace.launches.event]),
-            operands=take(operands, operands.event >= 0),
-            copies=replace(trace.copies, event=row[trace.copies.event]),
-            tally=trace.tally
-            + Tally(kept=len(left) - len(row), dropped={reason: count for reason, count in reasons.items() if count}),
-        )
-    )
+    return without(trace, idle | profiler, reasons)
 
 
 def _inside_profiler(trace: Trace) -> Bool:

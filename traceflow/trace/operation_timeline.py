@@ -8,10 +8,8 @@ decimal microseconds.
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
-import zlib
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
@@ -19,13 +17,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from traceflow.errors import TraceflowError
 from traceflow.trace._json_text import with_whole_characters
+from traceflow.unpacking import unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 _Event: TypeAlias = Mapping[str, Any]
 
-_GZIP = b"\x1f\x8b"
 _ARGUMENTS = {
     "step": ("step",),
     "rank": ("rank",),
@@ -78,12 +76,9 @@ def timeline_table(path: Path) -> pa.Table:
 
 
 def _events(path: Path) -> list[_Event]:
-    what, content = f"cannot read {path.name}", path.read_bytes()
+    what, text = f"cannot read {path.name}", unpacked(path)
     try:
-        text = gzip.decompress(content) if content.startswith(_GZIP) else content
         document = json.loads(with_whole_characters(text), parse_float=Decimal)
-    except (OSError, EOFError, zlib.error) as error:
-        raise TraceflowError("TF105", what, str(error), "copy the file again") from error
     except (ValueError, ArithmeticError, RecursionError) as error:
         raise TraceflowError("TF103", what, f"it is no complete JSON ({error})", "copy the file again") from error
     events = document.get("traceEvents") if isinstance(document, dict) else document

@@ -6,9 +6,7 @@ row, or times and amounts per category; `torch.cuda.memory._snapshot` for the sn
 
 from __future__ import annotations
 
-import gzip
 import re
-import zlib
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from pathlib import Path
@@ -23,13 +21,13 @@ from traceflow.trace._cuda_snapshot import looks_like_snapshot, snapshot_rows
 from traceflow.trace.canonical import canonical
 from traceflow.trace.model import ABSENT, Int64, MemoryEvents, MemorySource, MemoryUse, Rank, Trace
 from traceflow.trace.untraced import untraced
+from traceflow.unpacking import unpacked
 
 _Use: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=int(max(MemoryUse)))]
 _Action: TypeAlias = tuple[int, int, int, _Use]  # moment, what happened, bytes, for what
 Row: TypeAlias = tuple[int, int, int, int, int, int]
 """Time in ns, device, change, allocated in all, reserved in all, use."""
 
-_GZIP = b"\x1f\x8b"
 _ROWS = re.compile(rb"\s*\[\s*\[\s*-?\d+\s*,\s*[1-4]\s*,\s*-?\d+\s*,\s*[0-7]\s*\]")
 _TABLE = re.compile(rb"\s*\[\s*\[\s*(?:-?\d+(?:\.\d+)?\s*,\s*)+")
 _RECORDED = re.compile(rb'\s*\{\s*"device"\s*:\s*"[^"]*"\s*,\s*"categories"\s*:')
@@ -73,12 +71,7 @@ def read_torch_memory(path: Path, *, rank: int = 0) -> Trace:
         TraceflowError: TF103 when the content is damaged, TF104 when it holds no events, TF105 when it cannot be
             unpacked, TF109 when a pickle asks for more than plain values.
     """
-    content = path.read_bytes()
-    if content.startswith(_GZIP):
-        try:
-            content = gzip.decompress(content)
-        except (OSError, EOFError, zlib.error) as error:
-            raise TraceflowError("TF105", f"cannot unpack {path}", str(error), "copy the file again") from error
+    content = unpacked(path)
     try:
         rows, tally, source = _rows(content, path)
         columns = _columns(rows)
