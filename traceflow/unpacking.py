@@ -38,7 +38,7 @@ def unpacked(path: Path) -> bytes:
     try:
         return _inflated(content)
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
-        raise TraceflowError("TF105", f"cannot unpack {path}", str(error), "copy the file again") from error
+        raise TraceflowError("TF105", f"cannot read {path}", str(error), "copy the file again") from error
 
 
 def _inflated(content: bytes) -> bytes:
@@ -56,7 +56,7 @@ def _member(packed: bytes, found: bytearray, limit: int) -> bytes:
         _grow(found, xz.decompress(packed, _PIECE_BYTES), limit)
         while not xz.eof:
             piece = xz.decompress(b"", _PIECE_BYTES)
-            if not piece and not xz.eof and xz.needs_input:
+            if not piece and xz.needs_input:
                 raise EOFError("the xz stream ends early")
             _grow(found, piece, limit)
         return xz.unused_data
@@ -64,8 +64,8 @@ def _member(packed: bytes, found: bytearray, limit: int) -> bytes:
     _grow(found, gzip.decompress(packed, _PIECE_BYTES), limit)
     while not gzip.eof:
         tail = gzip.unconsumed_tail
-        piece = gzip.decompress(tail, _PIECE_BYTES)
-        if not piece and not gzip.eof and gzip.unconsumed_tail == tail:
+        piece, ended = gzip.decompress(tail, _PIECE_BYTES), bool(gzip.eof)
+        if not piece and not ended and gzip.unconsumed_tail == tail:
             raise EOFError("the gzip stream ends early")
         _grow(found, piece, limit)
     return gzip.unused_data
