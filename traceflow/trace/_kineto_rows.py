@@ -194,7 +194,7 @@ class _Inflated:
                 self._inflater = isal_zlib.decompressobj(wbits=31)
             try:
                 piece = self._inflater.decompress(packed, limit)
-            except isal_zlib.error as error:
+            except isal_zlib.error as error:  # type: ignore[misc]  # the stub takes the class for an instance
                 self.problem = str(error)
             self._unpacked_bytes += len(piece)
             if self._unpacked_bytes > self._most_bytes:
