@@ -226,8 +226,22 @@ def unordered_streams(trace: Trace) -> tuple[Skipped, ...]:
     return (Skipped("/result/segments", reason),)
 
 
-def segments_of(trace: Trace, graph: DependencyGraph, programs: Programs = MappingProxyType({})) -> Segments:
-    """The path of a graph as segments, those without duration left out."""
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """The path of a graph as it lies in the graph: each row is the work of a slice, or the lag before a vertex."""
+
+    vertex: Int64  # where the piece ends
+    work: Bool
+    start_ns: Int64
+    duration_ns: Int64
+
+
+def pieces_of(graph: DependencyGraph) -> Pieces:
+    """The path of a graph in time order, row by row what `segments_of` describes; those without duration left out.
+
+    Args:
+        graph: The graph of the window.
+    """
     vertex = graph.path().astype(np.int64)
     # Within the clock's resolution a vertex may come before the one that binds it; the path never goes back.
     time_ns = np.minimum.accumulate(graph.time_ns[vertex][::-1])[::-1]
@@ -243,8 +257,14 @@ def segments_of(trace: Trace, graph: DependencyGraph, programs: Programs = Mappi
     is_work = np.concatenate((np.ones(len(vertex), bool), np.zeros(len(vertex), bool)))
     order = np.lexsort((~is_work, start, at))
     order = order[length[order] > 0]
-    told = written(trace, programs, graph.slices.event[vertex[at[order]] >> 1])
-    return _described(trace, graph, vertex[at[order]], is_work[order], start[order], length[order], told)
+    return Pieces(vertex[at[order]], is_work[order], start[order], length[order])
+
+
+def segments_of(trace: Trace, graph: DependencyGraph, programs: Programs = MappingProxyType({})) -> Segments:
+    """The path of a graph as segments, those without duration left out."""
+    pieces = pieces_of(graph)
+    told = written(trace, programs, graph.slices.event[pieces.vertex >> 1])
+    return _described(trace, graph, pieces.vertex, pieces.work, pieces.start_ns, pieces.duration_ns, told)
 
 
 def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
@@ -290,13 +310,24 @@ def _reached_by(graph: DependencyGraph, vertex: Int64, work: Bool, on_thread: Bo
     A transfer is reached through the end of its wait, where the rendezvous binds; a call that nothing is known to
     have kept, through its start.
     """
-    binding = graph.binding[vertex]
-    kept_by_none = (binding >= 0) & (graph.kind[binding] == EdgeKind.SELF)
-    into = np.where(_waited(graph, vertex) & work, vertex - 2, np.where(work | kept_by_none, vertex - 1, vertex))
-    kind = _binding_kind(graph, into)
+    kind = _binding_kind(graph, entered_at(graph, vertex, work))
     on_host = np.append(on_thread, False)[graph.slices.lane[vertex >> 1]]
     own: Rows = np.where(on_host, EdgeKind.PROGRAM_ORDER, EdgeKind.STREAM_ORDER)  # only its own arrival bound it
     return np.where(kind == EdgeKind.SELF, own, kind)
+
+
+def entered_at(graph: DependencyGraph, vertex: Int64, work: Bool) -> Int64:
+    """The vertex whose edges lead to a piece of the path.
+
+    Args:
+        graph: The graph of the window.
+        vertex: Where each piece ends.
+        work: Whether it is the work of a slice.
+    """
+    binding = graph.binding[vertex]
+    kept_by_none = (binding >= 0) & (graph.kind[binding] == EdgeKind.SELF)
+    into: Int64 = np.where(_waited(graph, vertex) & work, vertex - 2, np.where(work | kept_by_none, vertex - 1, vertex))
+    return into
 
 
 def _binding_kind(graph: DependencyGraph, vertex: Int64) -> Rows:

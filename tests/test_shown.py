@@ -113,6 +113,15 @@ def test_every_result_has_the_same_words_for_a_terminal(run: Run) -> None:
         assert printed.getvalue().split() == in_ipython(result).split()
 
 
+def test_within_jupyter_nothing_is_shown_beside(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    text = in_ipython(two_rounds().run().communication())
+    assert "allreduce" in text
+    assert capsys.readouterr().out == ""
+
+
 @each_run
 def test_the_repr_of_every_result_is_one_short_line(run: Run) -> None:
     for result in results(run):

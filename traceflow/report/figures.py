@@ -51,7 +51,7 @@ def path_figure(path: Tiled) -> go.Figure:
 
     segments = path.segments
     drawn = np.sort(np.argsort(-segments.duration_ns, kind="stable")[:MOST_BARS])
-    places = _places(segments)
+    places = [escape(place, quote=False) for place in places_of(segments)]
     bars = [_bars(segments, drawn[segments.kind[drawn] == kind], kind) for kind in COLOURS if kind in segments.kind]
     figure = go.Figure(bars)
     figure.update_layout(
@@ -73,7 +73,7 @@ def _bars(segments: Segments, rows: Rows, kind: str) -> go.Bar:
     return go.Bar(
         name=kind,
         orientation="h",
-        y=[_place(segments, row) for row in rows],
+        y=[escape(place_of(segments, row), quote=False) for row in rows],
         base=(segments.start_ns[rows] - segments.start_ns[0]) / 1e6,
         x=segments.duration_ns[rows] / 1e6,
         marker={"color": COLOURS[kind], "line": {"width": 0}},
@@ -82,9 +82,15 @@ def _bars(segments: Segments, rows: Rows, kind: str) -> go.Bar:
     )
 
 
-def _place(segments: Segments, row: int) -> str:
+def place_of(segments: Segments, row: int) -> str:
+    """The participant and lane of a segment.
+
+    Args:
+        segments: A path.
+        row: Which of them.
+    """
     who = participant(int(segments.rank[row]), int(segments.device[row]))
-    return f"{who}, {shown_name(segments.lane[row], 30)}"
+    return f"{who}, {printable(segments.lane[row], 30)}"
 
 
 def shown_name(name: str, limit: int) -> str:
@@ -97,13 +103,17 @@ def shown_name(name: str, limit: int) -> str:
     return escape(printable(name, limit), quote=False)
 
 
-def _places(segments: Segments) -> list[str]:
-    """Every participant and lane of the path, in order of rank and device."""
+def places_of(segments: Segments) -> list[str]:
+    """Every participant and lane of the path, in order of rank and device.
+
+    Args:
+        segments: A path.
+    """
     first = {
         (int(rank), int(device), lane): row
         for row, (rank, device, lane) in enumerate(zip(segments.rank, segments.device, segments.lane, strict=True))
     }
-    return [_place(segments, first[key]) for key in sorted(first)]
+    return [place_of(segments, first[key]) for key in sorted(first)]
 
 
 def _title(segments: Segments, left_out: int) -> str:

@@ -63,7 +63,10 @@ def printed(parts: Iterable[RenderableType], *, width: int, color: bool) -> str:
         width: Characters of a line.
         color: Whether styles become terminal escapes.
     """
-    console = Console(file=(text := StringIO()), width=width, force_terminal=color, highlight=False)
+    # Within Jupyter, rich would show what it is to write to the file.
+    console = Console(
+        file=(text := StringIO()), width=width, force_terminal=color, force_jupyter=False, highlight=False
+    )
     for part in parts:
         console.print(_safe(part))
     return "".join(f"{line.rstrip()}\n" for line in text.getvalue().splitlines())
