@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-torch test lint types docs notebooks unit bench format constraints clean
+.PHONY: help venv demo demo-torch test lint types docs notebooks unit matrix bench format constraints clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -48,6 +48,9 @@ notebooks: venv ## execute the notebooks
 # Last of the checks, so that the output of `make test` ends with the count of tests.
 unit: venv ## run the tests and the examples in docstrings
 	$(BIN)/pytest --no-header --numprocesses auto --maxprocesses 4 --dist loadgroup
+
+matrix: venv ## ask every file of the corpus everything, and write the answers into docs/input.md
+	$(BIN)/python tests/matrix.py
 
 bench: venv ## measure time and memory on a trace of a million events
 	$(BIN)/python benchmarks/run.py

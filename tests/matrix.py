@@ -38,6 +38,7 @@ VERBS: Mapping[str, tuple[str, ...]] = {
     "what-if": ("what-if", "IN", "--scale", "@transfer=0", "--format", "json"),
     "diff": ("diff", "IN", "IN", "--format", "json"),
     "check": ("check", "IN", "--require", "makespan_ns > 0", "--format", "json"),
+    "plan check": ("plan", "check", "IN", "--world", "8", "--format", "json"),
     "query": ("query", "IN", "SELECT count(*) AS n FROM ranks", "--format", "json"),
     "export perfetto": ("export", "perfetto", "IN", "-o", "OUT/out.pftrace"),
     "export parquet": ("export", "parquet", "IN", "-o", "OUT/tables"),

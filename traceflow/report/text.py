@@ -259,8 +259,22 @@ def _why(document: Document, pointer: str) -> str:
 
 
 def _devices(devices: Iterable[Row]) -> str:
-    by_rank = groupby(devices, key=lambda device: device["rank"])
-    return "; ".join(f"rank {rank}: {numbers([d['device'] for d in of])}" for rank, of in by_rank) or "none"
+    """Which devices each rank has; ranks that have the same are told together.
+
+    Example:
+        >>> _devices([{"rank": 0, "device": 0}, {"rank": 0, "device": 1}, {"rank": 1, "device": 0}])
+        'rank 0: 0-1; rank 1: 0'
+        >>> _devices([{"rank": rank, "device": rank} for rank in range(8)])
+        '0-7, one on the rank of its number'
+    """
+    by_rank = {rank: tuple(d["device"] for d in of) for rank, of in groupby(devices, key=lambda d: d["rank"])}
+    if len(by_rank) > 1 and all(of == (rank,) for rank, of in by_rank.items()):
+        return f"{numbers([*by_rank])}, one on the rank of its number"
+    ranks: dict[tuple[int, ...], list[int]] = {}
+    for rank, of in by_rank.items():
+        ranks.setdefault(of, []).append(rank)
+    told = (f"rank{'s' * (len(on) > 1)} {numbers(on)}: {numbers(of)}" for of, on in ranks.items())
+    return "; ".join(told) or "none"
 
 
 def _memory(document: Document, top: int) -> Iterator[RenderableType]:

@@ -22,6 +22,7 @@ from traceflow.errors import TraceflowError
 from traceflow.evidence import Evidence
 from traceflow.program.dump import executed_among
 from traceflow.program.module import HloModule, Programs, kind_of, kind_of_instruction, operation_of_name
+from traceflow.quality import ORDER
 from traceflow.result import Note
 from traceflow.trace._nsight_ranges import Placed, Ranges, placed_in, ranges_of
 from traceflow.trace._nsight_tables import UNKNOWN
@@ -112,7 +113,7 @@ def read_nsight_jax(
     planes = [_device_plane(ranges, placed, device, int(number), programs, count) for number in np.unique(device)]
     planes.append(_host_plane(ranges, placed, count))
     process = Rank(devices.all[0].process, None, None, f"{path.parent.name}/{path.name}")
-    notes = (Note("TF318", _TOLD if devices.told else f"{_TOLD}; {_UNTOLD_DEVICE}"),)
+    notes = (Note("TF318", _TOLD if devices.told else f"{_TOLD}; {_UNTOLD_DEVICE}", ORDER),)
     about = About(process, None, "nsight", _hardware(metadata), notes)
     trace, executed = xla_trace(planes, programs, about, count, communication)
     if not len(trace.events):
