@@ -105,29 +105,49 @@ def aligned(trace: Trace, found: Clocks) -> Trace:
         trace: What `found` was estimated from.
         found: The offsets.
     """
-    if len({rank.clock for rank in trace.ranks}) < 2:
+    reference = clock_of_reference(trace, found)
+    if reference is None:
         return trace
-    e, marks, memory = trace.events, trace.marks, trace.memory
-    rank, origin = trace.lanes.rank[e.lane], int(e.start_ns.min(initial=0))
-    reference = next(r.clock for r in trace.ranks if r.rank == found.reference_rank)
+    origin = int(trace.events.start_ns.min(initial=0))
     joined = tuple(r if found.offset_ns[r.rank] is None else replace(r, clock=reference) for r in trace.ranks)
-    return canonical(
-        replace(
-            trace,
-            events=replace(
-                e,
-                start_ns=_shifted(e.start_ns, rank, found, origin),
-                end_ns=_shifted(e.end_ns, rank, found, origin),
-            ),
-            marks=replace(
-                marks,
-                start_ns=_shifted(marks.start_ns, marks.rank, found, origin),
-                end_ns=_shifted(marks.end_ns, marks.rank, found, origin),
-            ),
-            memory=replace(memory, time_ns=_shifted(memory.time_ns, memory.rank, found, origin)),
-            ranks=joined,
-            clock_error_ns=found.residual_ns,
-        )
+    return canonical(replace(shifted(trace, found, origin), ranks=joined, clock_error_ns=found.residual_ns))
+
+
+def clock_of_reference(trace: Trace, found: Clocks) -> int | None:
+    """The clock that the reference rank reads; None where all ranks read one.
+
+    Args:
+        trace: What `found` was estimated from.
+        found: The offsets.
+    """
+    if len({rank.clock for rank in trace.ranks}) < 2:
+        return None
+    return next(rank.clock for rank in trace.ranks if rank.rank == found.reference_rank)
+
+
+def shifted(trace: Trace, found: Clocks, origin_ns: int) -> Trace:
+    """The trace of some ranks with the times that their reference's clock showed, its rows in the order they were.
+
+    Args:
+        trace: Some ranks of what `found` was estimated from.
+        found: The offsets.
+        origin_ns: The moment at which they hold; later they grow by the drift.
+    """
+    e, marks, memory = trace.events, trace.marks, trace.memory
+    rank = trace.lanes.rank[e.lane]
+    return replace(
+        trace,
+        events=replace(
+            e,
+            start_ns=_shifted(e.start_ns, rank, found, origin_ns),
+            end_ns=_shifted(e.end_ns, rank, found, origin_ns),
+        ),
+        marks=replace(
+            marks,
+            start_ns=_shifted(marks.start_ns, marks.rank, found, origin_ns),
+            end_ns=_shifted(marks.end_ns, marks.rank, found, origin_ns),
+        ),
+        memory=replace(memory, time_ns=_shifted(memory.time_ns, memory.rank, found, origin_ns)),
     )
 
 

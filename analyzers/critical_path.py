@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
 KINDS = ("compute", "transfer", "communication", "copy", "host", "launch", "idle")
 """Kinds of segments; the first five are those of the slices that work, in the order of `SliceKind`."""
+
+LastOf: TypeAlias = Mapping[int, tuple[int, int | None]]
+"""Participants, as (rank, device), by the slice of a join."""
 
 _HOST, _LAUNCH, _IDLE = (KINDS.index(kind) for kind in ("host", "launch", "idle"))
 _LABELS = np.array([*(edge.label for edge in EdgeKind), None], object)
@@ -179,15 +183,30 @@ def critical_path(
     """
     window, graph = in_window(trace, found, step)
     slack_of = _slack(trace, graph) if slack else None
-    segments, unordered = segments_of(trace, graph, programs), unordered_streams(trace)
+    return path_of(trace, window, segments_of(trace, graph, programs), slack_of, found.notes)
+
+
+def path_of(
+    trace: Trace, window: Window, segments: Segments, slack: Slack | None, notes: tuple[Note, ...]
+) -> CriticalPath:
+    """The answer that some segments are.
+
+    Args:
+        trace: The evidence; of its events, only those of communication are looked at.
+        window: What the segments tile.
+        segments: The path.
+        slack: That of every slice, where it was asked for.
+        notes: What limits the dependencies.
+    """
+    unordered = unordered_streams(trace)
     return CriticalPath(
         window=window,
         segments=segments,
-        slack=slack_of,
+        slack=slack,
         error_ns=trace.clock_error_ns if _on_one_clock(trace) else None,
         findings=idle_time(trace, segments, unordered=bool(unordered)),
-        skipped=(*_unaligned(trace), *unordered, *(_without_slack(slack_of) if slack_of else ())),
-        notes=found.notes,
+        skipped=(*_unaligned(trace), *unordered, *(_without_slack(slack) if slack else ())),
+        notes=notes,
     )
 
 
@@ -243,9 +262,31 @@ def pieces_of(graph: DependencyGraph) -> Pieces:
         graph: The graph of the window.
     """
     vertex = graph.path().astype(np.int64)
-    # Within the clock's resolution a vertex may come before the one that binds it; the path never goes back.
-    time_ns = np.minimum.accumulate(graph.time_ns[vertex][::-1])[::-1]
-    previous_ns = np.concatenate(([graph.start_ns], time_ns[:-1]))
+    return pieces_along(graph, vertex, *path_times(graph.time_ns[vertex], graph.start_ns))
+
+
+def path_times(time_ns: Int64, start_ns: int) -> tuple[Int64, Int64]:
+    """When a path comes to each of its vertices, and when it left the one before.
+
+    Within the clock's resolution a vertex may come before the one that binds it; the path never goes back.
+
+    Args:
+        time_ns: Time of each vertex, in the order of the path.
+        start_ns: Start of the window.
+    """
+    time_ns = np.minimum.accumulate(time_ns[::-1])[::-1]
+    return time_ns, np.concatenate(([start_ns], time_ns[:-1]))
+
+
+def pieces_along(graph: DependencyGraph, vertex: Int64, time_ns: Int64, previous_ns: Int64) -> Pieces:
+    """Some vertices of a path as pieces, those without duration left out.
+
+    Args:
+        graph: The graph of the window.
+        vertex: In the order of the path.
+        time_ns: When the path comes to each, from `path_times`.
+        previous_ns: When it left the one before.
+    """
     duration_ns = time_ns - previous_ns
     worked = _crossed_work(graph, vertex)
     # A step of the path is a lag, then work: both ends lie between the vertex before and this one.
@@ -262,9 +303,31 @@ def pieces_of(graph: DependencyGraph) -> Pieces:
 
 def segments_of(trace: Trace, graph: DependencyGraph, programs: Programs = MappingProxyType({})) -> Segments:
     """The path of a graph as segments, those without duration left out."""
-    pieces = pieces_of(graph)
+    return first_of_all(segments_along(trace, graph, programs, pieces_of(graph)))
+
+
+def first_of_all(segments: Segments) -> Segments:
+    """Segments from the start of a window on: nothing leads to the first."""
+    edge = segments.edge.copy()
+    edge[:1] = None
+    return replace(segments, edge=edge)
+
+
+def segments_along(
+    trace: Trace, graph: DependencyGraph, programs: Programs, pieces: Pieces, last: LastOf = MappingProxyType({})
+) -> Segments:
+    """What some pieces of a path are.
+
+    Args:
+        trace: The evidence.
+        graph: The graph of the window.
+        programs: What tells of instructions.
+        pieces: Of its path.
+        last: Who arrived last, by the slice of the join, where the graph does not hold that arrival.
+    """
     told = written(trace, programs, graph.slices.event[pieces.vertex >> 1])
-    return _described(trace, graph, pieces.vertex, pieces.work, pieces.start_ns, pieces.duration_ns, told)
+    vertex, work = pieces.vertex, pieces.work
+    return _described(trace, graph, vertex, work, pieces.start_ns, pieces.duration_ns, told, last)
 
 
 def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
@@ -276,7 +339,14 @@ def _crossed_work(graph: DependencyGraph, vertex: Int64) -> Bool:
 
 
 def _described(
-    trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool, start_ns: Int64, duration_ns: Int64, told: Written
+    trace: Trace,
+    graph: DependencyGraph,
+    vertex: Int64,
+    work: Bool,
+    start_ns: Int64,
+    duration_ns: Int64,
+    told: Written,
+    last: LastOf,
 ) -> Segments:
     row = vertex >> 1
     event, lane = graph.slices.event[row], graph.slices.lane[row]
@@ -297,8 +367,8 @@ def _described(
         told.operation,
         told.scope,
         told.source,
-        np.append([None], _LABELS[edge[1:]])[: len(edge)],  # nothing leads to the first
-        _waiting_for(trace, graph, vertex, work),
+        _LABELS[edge],
+        _waiting_for(trace, graph, vertex, work, last),
         np.where(kind == _IDLE, _REASONS[_binding_kind(graph, vertex)], np.array(None, object)),
         work & (start_ns == graph.start_ns) & (trace.events.start_ns[event] < graph.start_ns),
     )
@@ -345,18 +415,20 @@ def _waited(graph: DependencyGraph, vertex: Int64) -> Bool:
     return waited
 
 
-def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool) -> Text:
+def _waiting_for(trace: Trace, graph: DependencyGraph, vertex: Int64, work: Bool, last: LastOf) -> Text:
     """Who ended the wait before a transfer, or the wait of a blocking call."""
     blocked = graph.slices.kind[vertex >> 1] == SliceKind.BLOCKED
     who = np.full(len(vertex), None, object)
     for i in np.flatnonzero((work & _waited(graph, vertex)) | (~work & blocked)):
-        who[i] = _ended_by(trace, graph, int(vertex[i]), worked=bool(work[i]))
+        who[i] = _ended_by(trace, graph, int(vertex[i]), last, worked=bool(work[i]))
     return who
 
 
-def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, *, worked: bool) -> tuple[int, int | None] | None:
+def _ended_by(
+    trace: Trace, graph: DependencyGraph, vertex: int, last: LastOf, *, worked: bool
+) -> tuple[int, int | None] | None:
     if worked:
-        return _behind(trace, graph, vertex - 2)  # the end of the wait, in the slice before
+        return _behind(trace, graph, vertex - 2, last)  # the end of the wait, in the slice before
     if vertex & 1:
         binding = graph.binding[vertex]
         if binding >= 0 and graph.kind[binding] == EdgeKind.HOST_SYNCHRONISATION:
@@ -364,13 +436,15 @@ def _ended_by(trace: Trace, graph: DependencyGraph, vertex: int, *, worked: bool
     return None
 
 
-def _behind(trace: Trace, graph: DependencyGraph, waited: int) -> tuple[int, int | None] | None:
+def _behind(trace: Trace, graph: DependencyGraph, waited: int, last: LastOf) -> tuple[int, int | None] | None:
     """The participant whose arrival ended a wait, through the join if there is one."""
     binding = graph.binding[waited]
     while binding >= 0:
         vertex = int(graph.source[binding])
         if graph.slices.lane[vertex >> 1] >= 0:
             return _participant(trace, graph, vertex)
+        if vertex >> 1 in last:
+            return last[vertex >> 1]
         binding = graph.binding[vertex]
     return None
 

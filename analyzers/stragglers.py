@@ -2,31 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.late_work import (
+    GAP,
+    LAUNCH,
+    Work,
+    as_each,
+    as_in_stages,
+    by_stage_ns,
+    changed,
+    longest,
+    on_path,
+    work_of,
+)
 from traceflow.analyzers.stages import stage_of_events
 from traceflow.analyzers.window import Window, in_window
-from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, Float64, SliceKind
+from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
-from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Trace
+from traceflow.trace.model import ABSENT, Int32, Int64, Rows, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_WORKS = (SliceKind.HOST, SliceKind.COMPUTE, SliceKind.COPY, SliceKind.TRANSFER)
-_LAUNCH, _GAP = -1, -2  # beside kinds of slices
 _CAUSES = {
     SliceKind.HOST: "host",
     SliceKind.COMPUTE: "compute",
     SliceKind.COPY: "copy",
     SliceKind.TRANSFER: "transfer",
-    _LAUNCH: "launch",
-    _GAP: "host",
+    LAUNCH: "launch",
+    GAP: "host",
 }
 _WORTH_A_FINDING = 0.01
 _MOST_FINDINGS = 3
@@ -112,15 +122,23 @@ def stragglers(trace: Trace, found: Dependencies, *, step: int | None = None) ->
     if len(trace.ranks) < 2:
         reason = "only one rank is present: it has no peers to be compared with"
         return Stragglers(window=window, ranking=(), skipped=(Skipped("/result/ranking", reason),), notes=found.notes)
-    costs = [cause for cause in _causes(trace, graph, stage_of_events(trace, found.launch_call)) if cause.cost_ns > 0]
+    causes = _causes(trace, graph, stage_of_events(trace, found.launch_call))
+    return ranked(trace, window, causes, found.notes)
+
+
+def ranked(trace: Trace, window: Window, causes: Iterable[Straggler], notes: tuple[Note, ...]) -> Stragglers:
+    """The causes that cost something, costliest first.
+
+    Args:
+        trace: The evidence, of which only the ranks are looked at.
+        window: What is shortened.
+        causes: In any order.
+        notes: What limits the dependencies.
+    """
+    costs = [cause for cause in causes if cause.cost_ns > 0]
     ranking = tuple(sorted(costs, key=lambda row: (-row.cost_ns, row.rank, row.cause, row.name)))
-    return Stragglers(
-        window=window,
-        ranking=ranking,
-        findings=_findings(ranking, window),
-        skipped=_skipped(trace),
-        notes=found.notes,
-    )
+    findings, skipped = _findings(ranking, window), _skipped(trace)
+    return Stragglers(window=window, ranking=ranking, findings=findings, skipped=skipped, notes=notes)
 
 
 def _skipped(trace: Trace) -> tuple[Skipped, ...]:
@@ -133,28 +151,13 @@ def _skipped(trace: Trace) -> tuple[Skipped, ...]:
     return tuple(Skipped("/result/ranking", reason) for reason in reasons)
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """Everything that can be late: slices by their work, launches and gaps on threads by their lag. One row each."""
-
-    place: Int64  # slice, or vertex of the lag
-    is_lag: Bool
-    duration_ns: Int64
-    rank: Rows
-    device: Rows
-    name: Rows
-    stage: Rows
-    cause: Rows
-
-
 def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Straggler]:
     """Every cause on the critical path that took longer than its peers; nothing else can cost anything."""
-    work = _work(trace, graph, stage)
-    on_path = _on_path(graph, work)
+    work = work_of(trace, graph, stage)
     key = np.column_stack((work.cause, work.name))
     code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
     clock, names = {rank.rank: rank.clock for rank in trace.ranks}, _host_names(trace)
-    late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path)}
+    late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path(graph, work, graph.path()))}
     for which, rank in sorted(late):
         same = np.flatnonzero(code == which)
         mine = same[work.rank[same] == rank]
@@ -166,7 +169,9 @@ def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Stra
             continue
         target = _as_peers(work, mine, peers)
         if target.sum() < work.duration_ns[mine].sum():
-            yield _cost(trace, graph, work, mine, target, len(peers))
+            work_ns, lag_ns = changed(graph, work, mine, target)
+            end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
+            yield straggler(trace, graph, work, mine, target, peers=len(peers), end_ns=end_ns)
 
 
 def _host_names(trace: Trace) -> dict[int, Rows]:
@@ -176,107 +181,54 @@ def _host_names(trace: Trace) -> dict[int, Rows]:
     return {one.rank: np.unique(e.name[on_host & (rank == one.rank)]) for one in trace.ranks}
 
 
-def _done_here_alone(work: _Work, mine: Int64, names: list[Rows]) -> tuple[Int64, list[Int64]]:
+def _done_here_alone(work: Work, mine: Int64, names: list[Rows]) -> tuple[Int64, list[Int64]]:
     """Of work that no other rank does, what is in a stage that others have, too, and as many peers without any of it."""
     have = np.array([np.isin(work.stage[mine], there) for there in names] or [np.zeros(len(mine), bool)])
     return mine[have.any(axis=0)], [mine[:0]] * int(have.any(axis=1).sum())
 
 
-def _work(trace: Trace, graph: DependencyGraph, stage: Int32) -> _Work:
-    """Slices that work, lags of launches, and gaps on threads, by participant, name and stage."""
-    slices = graph.slices
-    rows = np.flatnonzero((slices.event != NO_EVENT) & np.isin(slices.kind, _WORKS) & (graph.work_ns > 0))
-    lag = _lags(trace, graph)
-    vertices = np.flatnonzero(lag)
-    of_slice = np.concatenate((rows, vertices >> 1))
-    lane, event = slices.lane[of_slice], slices.event[of_slice]
-    return _Work(
-        np.concatenate((rows, vertices)),
-        np.concatenate((np.zeros(len(rows), bool), np.ones(len(vertices), bool))),
-        np.concatenate((graph.work_ns[rows], graph.lag_ns[vertices])),
-        trace.lanes.rank[lane],
-        trace.lanes.device[lane],
-        trace.events.name[event],
-        stage[event],
-        np.concatenate((slices.kind[rows], lag[vertices])),
-    )
-
-
-def _lags(trace: Trace, graph: DependencyGraph) -> Int64:
-    """Which vertices came late after a launch, or after a gap on their own thread; 0 for the others."""
-    by = np.where(graph.binding >= 0, graph.kind[graph.binding], EdgeKind.SELF)
-    on_thread = np.append(trace.lanes.kind == LaneKind.THREAD, False)[np.repeat(graph.slices.lane, 2)]
-    lag = np.where(np.isin(by, (EdgeKind.LAUNCH, EdgeKind.GRAPH_LAUNCH)), _LAUNCH, 0)
-    lag[on_thread & (by == EdgeKind.PROGRAM_ORDER)] = _GAP
-    return np.where(graph.lag_ns > 0, lag, 0)
-
-
-def _on_path(graph: DependencyGraph, work: _Work) -> Rows:
-    vertex = graph.path()
-    slices = np.zeros(len(graph.slices), bool)
-    slices[vertex >> 1] = True
-    lags = np.zeros(graph.vertices, bool)
-    lags[vertex] = True
-    return np.where(
-        work.is_lag, lags[np.where(work.is_lag, work.place, 0)], slices[np.where(work.is_lag, 0, work.place)]
-    )
-
-
-def _as_peers(work: _Work, mine: Int64, peers: list[Int64]) -> Int64:
+def _as_peers(work: Work, mine: Int64, peers: list[Int64]) -> Int64:
     """The durations that the cause would have if it were as its peers."""
     own = work.duration_ns[mine]
     choose = np.median if len(peers) > 1 else np.min
     if all(len(other) == len(mine) for other in peers):
-        expected = choose(np.stack([work.duration_ns[other] for other in peers]), axis=0)
-        as_peers: Int64 = np.minimum(own, np.rint(expected)).astype(np.int64)
-        return as_peers
-    stages, code = np.unique(work.stage[mine], return_inverse=True)
-    by_stage = _by_stage(work, mine, stages)
-    expected = choose(np.stack([_by_stage(work, other, stages) for other in peers]), axis=0)
-    surplus_ns = np.maximum(by_stage - expected, 0)
+        return as_each(own, choose(np.stack([work.duration_ns[other] for other in peers]), axis=0))
+    stages = np.unique(work.stage[mine])
+    expected = choose(np.stack([by_stage_ns(work, other, stages) for other in peers]), axis=0)
     late_ns = max(own.sum() - choose(np.array([work.duration_ns[other].sum() for other in peers])), 0)
-    kept = 1 - surplus_ns * min(1, late_ns / max(surplus_ns.sum(), 1)) / by_stage
-    scaled: Int64 = np.rint(own * kept[code.ravel()]).astype(np.int64)
-    return scaled
+    return as_in_stages(work, mine, stages, expected, late_ns)
 
 
-def _by_stage(work: _Work, rows: Int64, stages: Rows) -> Float64:
-    """How long some work took in each stage."""
-    place = np.minimum(np.searchsorted(stages, work.stage[rows]), len(stages) - 1)
-    here = stages[place] == work.stage[rows]
-    sums = np.zeros(len(stages))
-    np.add.at(sums, place[here], work.duration_ns[rows[here]])
-    return sums
+def straggler(
+    trace: Trace, graph: DependencyGraph, work: Work, mine: Int64, target: Int64, *, peers: int, end_ns: int
+) -> Straggler:
+    """A cause and what it costs.
 
-
-def _cost(trace: Trace, graph: DependencyGraph, work: _Work, mine: Int64, target: Int64, peers: int) -> Straggler:
-    work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
-    (lag_ns if work.is_lag[mine[0]] else work_ns)[work.place[mine]] = target
-    end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
-    longest = _longest(work, mine, target)
-    row = int(work.place[longest]) >> int(work.is_lag[longest])
-    device, stage, cause = int(work.device[longest]), int(work.stage[longest]), int(work.cause[longest])
-    name = trace.strings[work.name[longest]]
+    Args:
+        trace: The evidence.
+        graph: The dependencies of the window.
+        work: What can be late.
+        mine: The rows of the cause.
+        target: How long each would take if it were as on its peers.
+        peers: How many there are.
+        end_ns: When the window would end then.
+    """
+    place = longest(work, mine, target)
+    row = int(work.place[place]) >> int(work.is_lag[place])
+    device, stage, cause = int(work.device[place]), int(work.stage[place]), int(work.cause[place])
+    name = trace.strings[work.name[place]]
     return Straggler(
-        int(work.rank[longest]),
+        int(work.rank[place]),
         None if device == ABSENT else device,
         graph.end_ns - end_ns,
         _CAUSES[cause],
         trace.lanes.name[graph.slices.lane[row]],
-        f"gap before {name}" if cause == _GAP else name,
+        f"gap before {name}" if cause == GAP else name,
         None if stage == ABSENT else trace.strings[stage],
         int(work.duration_ns[mine].sum()),
         int(target.sum()),
         peers,
     )
-
-
-def _longest(work: _Work, mine: Int64, target: Int64) -> int:
-    """Where most time is lost in the stage that loses most."""
-    lost = work.duration_ns[mine] - target
-    stages, code = np.unique(work.stage[mine], return_inverse=True)
-    worst = code.ravel() == np.argmax(np.bincount(code.ravel(), lost, len(stages)))
-    return int(mine[worst][np.argmax(lost[worst])])
 
 
 def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ from traceflow.analyzers.dependencies.rendezvous import rendezvous
 from traceflow.analyzers.dependencies.slices import cut
 from traceflow.analyzers.dependencies.synchronisation import synchronisation
 from traceflow.analyzers.matching import Matches, match
-from traceflow.graph import DependencyGraph, dependency_graph
+from traceflow.graph import DependencyGraph, EdgeKind, dependency_graph
 from traceflow.program.module import Programs
 from traceflow.quality import ORDER
 from traceflow.result import Note
@@ -30,18 +31,38 @@ class Dependencies:
     matches: Matches
     launch_call: Int32  # the host event that launched each device event, ABSENT where the trace does not tell
     notes: tuple[Note, ...]
+    remarks: Remarks | None = None  # what the notes count; None where they count nothing
 
 
-def dependencies(trace: Trace, programs: Programs) -> Dependencies:
+@dataclass(frozen=True, slots=True)
+class Remarks:
+    """What was left out, inferred or not found while a graph was built, in numbers that add up over ranks."""
+
+    contradicted: Mapping[EdgeKind, int]
+    inferred: int  # blocking calls whose cause no record tells
+    stuck_out: int  # events cut to the one around them
+    unlaunched: int  # device events without a call
+    device_events: int
+    bare_steps: int  # without device events, though calls launched some
+    whole_steps: int
+
+
+def dependencies(
+    trace: Trace, programs: Programs, *, matches: Matches | None = None, resolution_ns: int | None = None
+) -> Dependencies:
     """Build the dependency graph of a trace, with every edge kind that the trace carries.
 
     Args:
         trace: The evidence, all ranks on one clock.
         programs: Compiled modules for the trace's HLO operations; may be empty.
+        matches: Which communication calls belong together; found in the trace where None.
+        resolution_ns: How far the two ends of one moment may lie apart, likewise. Both are given for a trace of one
+            rank of several, for which they were found in what all ranks share.
 
     Complexity: O(n log n) in the number of events.
     """
-    matches, launch, resolution_ns = match(trace), launched(trace), _resolution_ns(trace)
+    matches = match(trace) if matches is None else matches
+    launch, resolution_ns = launched(trace), resolution_of(trace) if resolution_ns is None else resolution_ns
     blocking = waits_for_copy(trace, launch)
     slices = cut(trace, matches, blocking | envelopes(trace, programs))
     slices, returned = issued(trace, matches, slices)
@@ -63,18 +84,33 @@ def dependencies(trace: Trace, programs: Programs) -> Dependencies:
         *rendezvous(trace, matches, slices),
     ]
     graph = dependency_graph(slices.slices, edges, resolution_ns=resolution_ns)
-    return Dependencies(graph, matches, launch.call, _notes(trace, graph, inferred, slices.stuck_out))
+    remarks = _remarks(trace, graph, launch, inferred, slices.stuck_out)
+    return Dependencies(graph, matches, launch.call, notes_of([remarks], trace), remarks)
 
 
-def _resolution_ns(trace: Trace) -> int:
+def resolution_of(trace: Trace) -> int:
     """How far the two ends of one moment may lie apart: 1 us where all times are whole us, else 1 ns."""
     whole = not (trace.events.start_ns % 1000).any() and not (trace.events.end_ns % 1000).any()
     return 1000 if whole else 1
 
 
-def _notes(trace: Trace, graph: DependencyGraph, launch: Launched, inferred: int, stuck_out: int) -> tuple[Note, ...]:
+def _remarks(trace: Trace, graph: DependencyGraph, launch: Launched, inferred: int, stuck_out: int) -> Remarks:
+    work = (trace.lanes.kind == LaneKind.STREAM)[trace.events.lane]
+    missing, number = int((work & (launch.call < 0)).sum()), int(work.sum())
+    return Remarks(graph.contradicted, inferred, stuck_out, missing, number, *_bare_steps(trace, launch))
+
+
+def notes_of(remarks: Sequence[Remarks], trace: Trace) -> tuple[Note, ...]:
+    """What limits the dependencies of some ranks.
+
+    Args:
+        remarks: Of each, or of all together.
+        trace: Their evidence, of which lanes, ranks and marks are looked at.
+    """
     notes = []
-    denied = {kind: count for kind, count in graph.contradicted.items() if count}
+    inferred, stuck_out = (sum(getattr(one, name) for one in remarks) for name in ("inferred", "stuck_out"))
+    counts = {kind: sum(one.contradicted.get(kind, 0) for one in remarks) for kind in EdgeKind}
+    denied = {kind: count for kind, count in counts.items() if count}
     if denied:
         text = ", ".join(f"{count} {kind.label}" for kind, count in denied.items())
         notes.append(Note("TF304", f"timestamps contradict {text} edges; they were left out"))
@@ -90,20 +126,19 @@ def _notes(trace: Trace, graph: DependencyGraph, launch: Launched, inferred: int
     if len({rank.clock for rank in trace.ranks}) > 1:
         text = "the ranks read different clocks, which are not aligned: no figure crosses between them"
         notes.append(Note("TF308", text, ("/result/collectives", "/result/steps", *ORDER)))
+    notes += [*_unlaunched(remarks), *_without_devices(remarks, trace)]
     if not (trace.lanes.device != ABSENT).any():
         text = "the trace holds no device events: only the host is explained"
         notes.append(Note("TF306", text, ("/result/devices", "/result/per_participant", *ORDER)))
     return tuple(notes)
-    notes += [*_unlaunched(trace, launch), *_bare_steps(trace, launch)]
 
 
-def _unlaunched(trace: Trace, launch: Launched) -> list[Note]:
+def _unlaunched(remarks: Sequence[Remarks]) -> list[Note]:
     """Device work without its call, which was made, or whose record was dropped, before the recording.
 
     A few at the start are nothing to worry about; from one in `_SOME` on, the path has a cause less.
     """
-    work = (trace.lanes.kind == LaneKind.STREAM)[trace.events.lane]
-    missing, number = int((work & (launch.call < 0)).sum()), int(work.sum())
+    missing, number = (sum(getattr(one, name) for one in remarks) for name in ("unlaunched", "device_events"))
     if missing in {0, number}:  # where no call is known at all, the trace does not record them
         return []
     text = f"{missing:,} of {number:,} device events were launched by calls that were not recorded"
@@ -113,8 +148,17 @@ def _unlaunched(trace: Trace, launch: Launched) -> list[Note]:
 _SOME = 100
 
 
-def _bare_steps(trace: Trace, launch: Launched) -> list[Note]:
-    """Steps whose calls launched work, none of which was recorded, though other steps have theirs."""
+def _without_devices(remarks: Sequence[Remarks], trace: Trace) -> list[Note]:
+    bare, whole = (sum(getattr(one, name) for one in remarks) for name in ("bare_steps", "whole_steps"))
+    if not bare or not whole:
+        return []
+    number = len(trace.marks.step)
+    text = f"{bare} of {number} steps hold no device events, though they launched work: the profiler lost it"
+    return [Note("TF322", text, ("/result",))]
+
+
+def _bare_steps(trace: Trace, launch: Launched) -> tuple[int, int]:
+    """Steps whose calls launched work, none of which was recorded, and those that have theirs."""
     e, marks = trace.events, trace.marks
     calls = np.flatnonzero((e.kind == Kind.CALL) & (e.correlation >= 0) & _launches(trace)[e.name])
     done = np.zeros(len(e), bool)
@@ -125,10 +169,7 @@ def _bare_steps(trace: Trace, launch: Launched) -> list[Note]:
         own = own[trace.lanes.rank[e.lane[own]] == rank]
         whole += bool(done[own].any())
         bare += bool(len(own) and not done[own].any())
-    if not bare or not whole:
-        return []
-    text = f"{bare} of {len(marks.step)} steps hold no device events, though they launched work: the profiler lost it"
-    return [Note("TF322", text, ("/result",))]
+    return bare, whole
 
 
 def _launches(trace: Trace) -> Bool:
