@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 import pickle
 import zlib
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from kineto_builder import KinetoTrace
+from xla_files import Event, Line, write, write_chrome, xspace
 
 Trace: TypeAlias = dict[str, Any]
 NAMES = {"operator": "aten::mm", "kernel": "gemm_kernel", "last": "second_kernel"}
@@ -161,7 +163,7 @@ def _launched_before(events: list[Trace]) -> None:
 
 
 def _bomb(folder: Path) -> Path:
-    """A few hundred kB that unpack to 300 MB."""
+    """A few hundred kB that unpack to 128 MB."""
     packer = zlib.compressobj(wbits=31)
     pieces = [
         packer.compress(b'{"schemaVersion": 1, "traceEvents": ['),
@@ -206,6 +208,46 @@ def _manifest(content: str) -> Callable[[Path], Path]:
         return folder
 
     return make
+
+
+def _chrome(change: Callable[[str], str], name: str = "a.trace.json") -> Callable[[Path], Path]:
+    """A trace of JAX as JSON, with its text changed: ten operations of 1 us."""
+
+    def make(folder: Path) -> Path:
+        spans = [{"name": f"op{i}", "ts": 2 * i, "dur": 1} for i in range(10)]
+        file = write_chrome(folder / name, {"/host:CPU": {"python": spans}})
+        file.write_text(change(file.read_text()))
+        return file
+
+    return make
+
+
+def _packed_bomb(name: str, head: bytes, pack: Callable[[bytes], bytes]) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(pack(head + b" " * (128 << 20)))
+        return folder / name
+
+    return make
+
+
+def _xspace_saved_as_text(folder: Path) -> Path:
+    file = write(
+        folder / "a.xplane.pb", xspace({"/host:CPU": [Line("python", [Event(f"f{i}", i, 1) for i in range(9)])]})
+    )
+    file.write_text(file.read_bytes().decode(errors="replace"))
+    return file
+
+
+def _named_file(name: str, content: bytes) -> Callable[[Path], Path]:
+    def make(folder: Path) -> Path:
+        (folder / name).write_bytes(content)
+        return folder / name
+
+    return make
+
+
+def _empty_folder(folder: Path) -> Path:
+    return folder
 
 
 _KEPT, _LEFT_OUT, _REFUSED = "kept, figures unchanged", "left out and counted", "refused"
@@ -254,4 +296,13 @@ CASES = (
     Case("a damaged manifest", "said (TF319); the traces are read", _manifest('{"traceflow_version": "0.1.0", "schema_ver'), "limited", "its manifest cannot be used"),
     Case("a manifest of a later release", "said (TF319); the traces are read", _manifest('{"schema_version": 99, "traceflow_version": "9.0"}'), "limited", "its manifest cannot be used"),
     Case("a manifest of another program", "passed over", _manifest('{"name": "an application"}'), "good", "", same=True),
+    Case("an empty file", _REFUSED, _named_file("rank0.json", b""), "TF102", "empty"),
+    Case("a folder without traces", _REFUSED, _empty_folder, "TF106", "nothing to read"),
+    Case("a file of another kind", _REFUSED, _named_file("rank0.json", b"%PDF-1.7"), "TF107", "looks like"),
+    Case("trace-event JSON of JAX: negative or missing durations, NaN", _LEFT_OUT, _chrome(lambda text: text.replace('"dur": 1}', '"dur": -1}', 1).replace('"dur": 1}', '"dur": NaN}', 1)), "limited", "2 without a valid time"),
+    Case("trace-event JSON of JAX: anything that is no JSON", _REFUSED, _chrome(lambda text: text.replace("op3", "op\x01")), "TF103", "no complete JSON"),
+    Case("trace-event JSON of JAX: lists too deep in each other", _REFUSED, _chrome(lambda text: text.replace('"dur": 1}', f'"dur": 1, "args": {"[" * 100_000}{"]" * 100_000}}}', 1)), "TF103", "no complete JSON"),
+    Case("trace-event JSON of JAX: a bomb of gzip", _REFUSED, _packed_bomb("a.trace.json.gz", b'{"displayTimeUnit":"ns","traceEvents":[', gzip.compress), "TF105", "unpacks to"),
+    Case("XSpace that was saved as text", _REFUSED, _xspace_saved_as_text, "TF103", ""),
+    Case("a program in a bomb of xz", _REFUSED, _packed_bomb("a.hlo.pb.xz", b"", lzma.compress), "TF105", "unpacks to"),
 )  # fmt: skip
