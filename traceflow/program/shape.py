@@ -66,6 +66,9 @@ def without_comments(text: str) -> str:
     return _COMMENT.sub("", text)
 
 
+_LARGEST, _MOST_DIGITS = 2**60, 19
+
+
 @cache
 def shape_bytes(text: str) -> int:
     """Logical size of a value: elements times bits per element, without padding; of a tuple, the sum.
@@ -74,14 +77,14 @@ def shape_bytes(text: str) -> int:
         text: A shape without layout. A dynamic dimension counts by its bound, a token holds nothing.
 
     Returns:
-        Bytes, -1 where an element type has no known size.
+        Bytes, -1 where an element type has no known size, and for more than any memory holds.
 
     Example:
         >>> shape_bytes("f32[3,5]"), shape_bytes("(bf16[2], pred[], token[])"), shape_bytes("s4[3]")
         (60, 5, 2)
     """
     sizes = [_array_bytes(kind, dimensions) for kind, dimensions in _ARRAY.findall(text)]
-    return -1 if -1 in sizes else sum(sizes)
+    return -1 if -1 in sizes or sum(sizes) > _LARGEST else sum(sizes)
 
 
 def _array_bytes(kind: str, dimensions: str) -> int:
@@ -91,7 +94,7 @@ def _array_bytes(kind: str, dimensions: str) -> int:
     if not bits:
         return -1
     for size in re.split(r"[,<= ]+", dimensions.strip("<= ")) if dimensions else ():
-        if not size.isdigit():
+        if not size.isdecimal() or len(size) > _MOST_DIGITS:
             return -1
         bits *= int(size)
     return -(-bits // 8)
