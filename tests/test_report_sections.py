@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import test_round_times as rounds
-from handmade import two_rounds
+from handmade import MS, Builder, two_rounds
 from kineto_builder import opened
-from pages import Page, page_of, rows, section, table_called
+from pages import Node, Page, page_of, rows, section, table_called
 from test_window import card
 
 from traceflow.cli import main
@@ -17,6 +17,7 @@ from traceflow.evidence import Evidence
 from traceflow.intent.plan import ParallelPlan, plan_step
 from traceflow.report.subject import Asked
 from traceflow.run import Run
+from traceflow.trace.model import Kind
 from traceflow.trace.untraced import untraced
 
 
@@ -25,7 +26,7 @@ def test_rounds_are_told_one_by_one() -> None:
     here = section(page, "rounds")
     (loop,) = rows(table_called(here, "Cut into rounds"))
     assert loop[1:4] == ["decomposed but not hidden", "unrolled", "2"]
-    assert loop[6:10] == ["8.000", "8.000", "20.000", "0.0"]
+    assert loop[5:9] == ["8.000", "8.000", "20.000", "0.0"]
     told = [row[:4] for row in rows(here.all("table")[1])]
     assert told == [["0", "0", "0:4", "yes"], ["1", "1", "4:8", "yes"]]
     assert "TF264" in section(page, "findings").text
@@ -77,3 +78,30 @@ def test_a_plan_is_told_with_what_differs_first(tmp_path: Path) -> None:
         (row[0] for row in told), key=["differs", "cannot be told", "agrees"].index
     )
     assert "differ," in section(page, "plan").text
+
+
+def first_screen(page: Node) -> dict[str, list[str]]:
+    """The headings of the first screen, each with the entries below it."""
+    columns = [node for node in section(page, "verdict").all("div") if node.all("h3") and not node.classes]
+    return {column.all("h3")[0].text: [one.text for one in column.all("li")] for column in columns}
+
+
+def test_what_would_shorten_it_comes_first_where_something_does() -> None:
+    first = first_screen(page_of(two_rounds().run()))
+    assert list(first) == ["What to do next: what would shorten it most", "What stands out"]
+    assert [text[1:8] for text in first["What to do next: what would shorten it most"]] == ["8.000 m"] * 3
+    assert [text[:5] for text in first["What stands out"]] == ["TF201", "TF202"]
+
+
+def test_what_costs_most_comes_first_where_no_change_saves_much() -> None:
+    builder = Builder()
+    compute, network = builder.lane(0, "stream 0", 0), builder.lane(0, "stream 1", 0)
+    builder.event(compute, 0, MS // 2, "before", Kind.COMPUTE)
+    builder.event(network, MS, 90 * MS, "nccl", Kind.COMMUNICATION)
+    builder.event(compute, 90 * MS, 91 * MS, "after", Kind.COMPUTE)
+    first = first_screen(page_of(builder.run()))
+    assert list(first) == ["What to do next: what costs most", "What would shorten it"]
+    exposed, idle = first["What to do next: what costs most"]
+    assert exposed.startswith("89.00 ms97.8 % of the window TF201 98% of the window is exposed communication See which")
+    assert idle.startswith("89.00 ms97.8 % of the window TF223")
+    assert [text[1:8] for text in first["What would shorten it"]] == ["1.000 m", "500.0 µ"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,7 +12,7 @@ import typer
 from traceflow.cli import output
 from traceflow.cli.answer import opened, tell
 from traceflow.cli.mistakes import mistakes_told
-from traceflow.cli.options import AnswerOptions, Top
+from traceflow.cli.options import AnswerOptions, Format, Top
 from traceflow.cli.progress import working
 
 if TYPE_CHECKING:
@@ -36,6 +38,8 @@ def diff(
 ) -> None:
     """Whether two runs computed the same, what changed in the plan, and whether it helped.
 
+    With -o and a name that ends in .html, a page that also explains both runs, without need of a network.
+
     A difference inside the spread of steps is none. A claim is "less QUANTITY", "more", "no" or "same", or a comparison
     such as "exposed_share < 0.05" or "b.step_ns < 0.9 * a.step_ns"; each is confirmed, refuted or undecided.
     """
@@ -53,7 +57,20 @@ def diff(
         result = compare(*runs, claims, atol=atol, rtol=rtol)
     request: dict[str, Json] = {"claim": [*texts], "atol": atol, "rtol": rtol}
     document = envelope(result, _Both.of(*runs), request)
-    tell(document if runs[0].redaction is None else runs[0].redaction.of(document), options, top=top)
+    document = document if runs[0].redaction is None else runs[0].redaction.of(document)
+    if options.output and options.output.endswith(".html") and options.format is Format.TEXT:
+        with working("writing the report", options):
+            _write_page(document, runs, Path(options.output), force=options.force)
+    else:
+        tell(document, options, top=top)
+
+
+def _write_page(document: Mapping[str, Json], runs: tuple[Run, Run], path: Path, *, force: bool) -> None:
+    from traceflow.report.difference_section import difference_section
+    from traceflow.report.html import Part, called, write_comparison
+
+    parts = [Part(", ".join(map(called, run.inputs)), run) for run in runs]
+    output.write(f"Wrote {write_comparison(parts, path, difference_section(document), force=force)}\n")
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from traceflow.report.sharding_section import ShardingSection, sharding_section
 from traceflow.report.subject import WHOLE, Asked, Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.units import size_text
-from traceflow.report.verdict import Verdict, simulates, simulation_finding, verdict
+from traceflow.report.verdict import SIMULATION, Verdict, simulates, simulation_finding, verdict
 from traceflow.report.what_if_panel import MOST_SAVINGS, what_if_grid
 from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped, Tally
@@ -49,6 +49,7 @@ _LONG_LISTS = (
     "rows",
 )
 _RAW_BYTES = 600_000
+_LITTLE = 0.02  # of the window
 _OF_PROGRAMS = ("verdict", "findings", "memory", "rounds", "sharding", "quality", "method")
 _SECTIONS = (
     *("verdict", "findings", "what-if", "workers", "steps", "timeline", "path", "communication", "budget"),
@@ -114,6 +115,19 @@ class Chapter:
     def sentence(self) -> str:
         """The page in one sentence."""
         return self.verdict.sentence
+
+    @property
+    def loudest(self) -> tuple[Finding, ...]:
+        """The findings that the first screen names; a simulation is told of beside the verdict."""
+        told = SIMULATION in self.verdict.remarks
+        return tuple(finding for finding in self.findings if not (told and finding.code == "TF206"))
+
+    @property
+    def findings_first(self) -> bool:
+        """Whether findings say better what to do: no change that was tried saves much, and something costs much."""
+        saved_ns = max((row["saved_ns"] for row in self.savings["savings"]), default=0)
+        cost_ns = max((finding.cost_ns or 0 for finding in self.loudest), default=0)
+        return saved_ns < _LITTLE * self.verdict.makespan_ns < cost_ns
 
     @property
     def sections(self) -> tuple[str, ...]:

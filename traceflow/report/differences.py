@@ -35,12 +35,21 @@ def difference_parts(result: Row, top: int) -> Iterator[RenderableType]:
         top: Longest tables, in rows.
     """
     yield Text("A and B are in the order of the command line.")
-    yield Text(f"\n{_VERDICTS[result['verdict']]}: {_step(result['step_ns'])}", style="bold")
+    yield Text(f"\n{verdict_text(result)}", style="bold")
     yield from _claims(result["claims"])
     yield from _numerics(result["numerics"])
     yield from _plan(result["plan_changes"], result["compared_aspects"], top)
     yield from _path(result["by_kind_ns"])
     yield from _quantities(result["quantities"], top)
+
+
+def verdict_text(result: Row) -> str:
+    """The answer in one line: which is faster, and by how much.
+
+    Args:
+        result: The `result` of `traceflow diff`.
+    """
+    return f"{_VERDICTS[result['verdict']]}: {_step(result['step_ns'])}"
 
 
 def _step(step: Row) -> str:
@@ -63,15 +72,21 @@ def _claims(claims: Sequence[Row]) -> Iterator[RenderableType]:
     for claim in claims:
         yield Text(f"{claim['verdict']}: {printable(claim['claim'])}")
         for name, figures in claim["evidence"].items():
-            yield Padding(Text(_evidence(name, figures)), (0, 0, 0, 4))
+            yield Padding(Text(evidence_text(name, figures)), (0, 0, 0, 4))
 
 
-def _evidence(name: str, figures: Any) -> str:
+def evidence_text(name: str, figures: Any) -> str:
+    """One piece of the evidence for what became of a claim.
+
+    Args:
+        name: What was looked at.
+        figures: Its figures, or words.
+    """
     if isinstance(figures, str):
         return printable(figures, 500)
     if "median" not in figures:
         return f"{name}: {'the same' if figures['same'] else 'not the same'}"
-    low, middle, high = (_text(name, figures[which]) for which in ("low", "median", "high"))
+    low, middle, high = (quantity_text(name, figures[which]) for which in ("low", "median", "high"))
     spread = "" if low == high else f" ({low} to {high})"
     return f"{name} {middle}{spread} in {figures['steps']} steps"
 
@@ -79,16 +94,41 @@ def _evidence(name: str, figures: Any) -> str:
 def _numerics(numerics: Row | None) -> Iterator[RenderableType]:
     if numerics is None:
         return
+    yield heading(f"Results: {numerics_text(numerics)}")
+    for output in differing(numerics):
+        yield Text(f"{printable(output['name'])}: {output_text(output)}")
+
+
+def numerics_text(numerics: Row) -> str:
+    """How many of the recorded outputs are the same.
+
+    Args:
+        numerics: The `numerics` of the result.
+    """
     outputs = numerics["outputs"]
-    differ = [output for output in outputs if not output["same"]]
+    same = len(outputs) - len(differing(numerics))
     tolerance = f"atol {numerics['atol']:g}, rtol {numerics['rtol']:g}"
-    yield heading(
-        f"Results: {len(outputs) - len(differ)} of {len(outputs)} recorded outputs are the same ({tolerance})"
-    )
-    for output in differ:
-        largest = output["largest_absolute"]
-        by = "" if largest is None else f", by up to {largest:.3g}"
-        yield Text(f"{printable(output['name'])}: {output['difference']}{by}")
+    return f"{same} of {len(outputs)} recorded outputs are the same ({tolerance})"
+
+
+def differing(numerics: Row) -> list[Row]:
+    """The outputs that are not the same.
+
+    Args:
+        numerics: The `numerics` of the result.
+    """
+    return [output for output in numerics["outputs"] if not output["same"]]
+
+
+def output_text(output: Row) -> str:
+    """How an output differs.
+
+    Args:
+        output: One of those that do.
+    """
+    largest = output["largest_absolute"]
+    by = "" if largest is None else f", by up to {largest:.3g}"
+    return f"{output['difference']}{by}"
 
 
 def _plan(changes: Sequence[Row], aspects: Sequence[str], top: int) -> Iterator[RenderableType]:
@@ -113,14 +153,14 @@ def _path(by_kind: Mapping[str, Row]) -> Iterator[RenderableType]:
 
 def _quantities(quantities: Sequence[Row], top: int) -> Iterator[RenderableType]:
     """What differs by more than its spread; the path has its own table."""
-    beyond = [row for row in quantities if row["significant"] and not row["name"].startswith(("path_", "window_"))]
+    beyond = beyond_spread(quantities)
     if not beyond:
         yield heading("No quantity differs by more than its spread")
         return
     yield heading("Differences beyond the spread")
     cells = [
         (
-            *(UNKNOWN if row[side] is None else _text(row["name"], row[side]["median"]) for side in ("a", "b")),
+            *(UNKNOWN if row[side] is None else quantity_text(row["name"], row[side]["median"]) for side in ("a", "b")),
             "" if row["change_ratio"] is None else f"{row['change_ratio']:+.1%}",
             row["name"],
         )
@@ -130,8 +170,22 @@ def _quantities(quantities: Sequence[Row], top: int) -> Iterator[RenderableType]
     yield from left_out(beyond, top, "more")
 
 
-def _text(name: str, value: float) -> str:
-    """A value in the unit that its name tells."""
+def beyond_spread(quantities: Sequence[Row]) -> list[Row]:
+    """The quantities that differ by more than their spread; the path has its own table.
+
+    Args:
+        quantities: The `quantities` of the result.
+    """
+    return [row for row in quantities if row["significant"] and not row["name"].startswith(("path_", "window_"))]
+
+
+def quantity_text(name: str, value: float) -> str:
+    """A value in the unit that its name tells.
+
+    Example:
+        >>> quantity_text("live_peak_bytes", 2048), quantity_text("exposed_share", 0.125)
+        ('2.0 KiB', '12.5%')
+    """
     if name.endswith("_ns"):
         return duration_text(round(value))
     if name.endswith("_bytes"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TypeAlias
 
@@ -43,7 +43,7 @@ class Column:
     head: str
     cells: tuple[Cell, ...]
     definition: str
-    form: str = "text"  # text, prose, name, lane, number, bar, jump
+    form: str = "text"  # text, prose, brief, name, lane, number, bar, jump
     unit: str = ""
     provenance: Provenance | None = None
     absent: str = ""
@@ -146,6 +146,11 @@ def words(head: str, values: Sequence[str]) -> Column:
 def prose(head: str, values: Sequence[str]) -> Column:
     """A column of sentences, which may take several lines."""
     return Column(head, tuple(printable(v, 2000) for v in values), DEFINITIONS[head], "prose")
+
+
+def briefly(head: str, values: Sequence[str]) -> Column:
+    """A column of long descriptions, of which two lines show."""
+    return replace(prose(head, values), form="brief")
 
 
 def names(head: str, values: Sequence[str]) -> Column:

@@ -20,6 +20,7 @@ from traceflow.errors import TraceflowError
 from traceflow.report.chapter import Chapter, Programs, chapter, programs
 from traceflow.report.comparison import comparison
 from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
+from traceflow.report.difference_section import DifferenceSection
 from traceflow.report.grid import Grid, duration, percent
 from traceflow.report.names import printable
 from traceflow.report.subject import WHOLE, Asked, Subject
@@ -71,12 +72,15 @@ def write_report(run: Subject, path: Path, asked: Asked = WHOLE, *, force: bool 
     return write_comparison([Part(_title(run), run, asked)], path, force=force)
 
 
-def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) -> Path:
+def write_comparison(
+    parts: Sequence[Part], path: Path, difference: DifferenceSection | None = None, *, force: bool = False
+) -> Path:
     """Write a report of several runs: of each aim the last compared with the first, then each explained.
 
     Args:
         parts: The runs, in order.
         path: The file to write.
+        difference: What `traceflow diff` says of the two runs, in place of a comparison of their durations.
         force: Whether to replace a file that is there.
 
     Returns:
@@ -89,7 +93,7 @@ def write_comparison(parts: Sequence[Part], path: Path, *, force: bool = False) 
         raise TraceflowError(
             "TF110", f"cannot write {path}", "it exists already", "give -f to replace it, or another name"
         )
-    text = render_comparison(parts)
+    text = render_comparison(parts, difference)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         draft.write_text(text, encoding="utf-8")
@@ -111,18 +115,20 @@ def render_report(run: Subject, asked: Asked = WHOLE) -> str:
     return render_comparison([Part(_title(run), run, asked)])
 
 
-def render_comparison(parts: Sequence[Part]) -> str:
+def render_comparison(parts: Sequence[Part], difference: DifferenceSection | None = None) -> str:
     """The text of a report of several runs.
 
     Args:
         parts: The runs, in order.
+        difference: What `traceflow diff` says of the two runs, in place of a comparison of their durations.
     """
     chapters = [_explained(part, number, ROWS // len(parts)) for number, part in enumerate(parts)]
     style, script = _source("report.css"), f"{_source('timeline.js')}\n{_source('report.js')}"
     page = _environment().get_template("report.html")
     return page.render(
         chapters=chapters,
-        comparisons=_comparisons(parts, chapters),
+        difference=difference,
+        comparisons=[] if difference else _comparisons(parts, chapters),
         title=", ".join(c.title for c in chapters),
         style=style,
         style_hash=_hash(style),

@@ -60,17 +60,40 @@ def _agreement(agreed: Row | None) -> str:
 
 def _experts(layers: Sequence[Row]) -> HeatMap:
     names = [f"expert {number}" for number in range(min(max(layer["experts"] for layer in layers), _MOST_COLUMNS))]
-    return _map(layers, names, [layer["tokens_per_expert"] for layer in layers], "assignments")
+    return _map(layers, names, names, [layer["tokens_per_expert"] for layer in layers], "assignments")
 
 
 def _ranks(layers: Sequence[Row]) -> HeatMap:
     whose = max((layer["participants"] for layer in layers), key=len)[:_MOST_COLUMNS]
-    names = [participant(one["rank"], one["device"]) for one in whose]
-    return _map(layers, names, [layer["rows_per_rank"] for layer in layers], "rows")
+    who = [(one["rank"], one["device"]) for one in whose]
+    return _map(
+        layers,
+        _told_apart(who),
+        [participant(*one) for one in who],
+        [layer["rows_per_rank"] for layer in layers],
+        "rows",
+    )
 
 
-def _map(layers: Sequence[Row], names: Sequence[str], values: Sequence[Sequence[int]], what: str) -> HeatMap:
-    """One row per layer, coloured by how far each number is from the mean of its layer."""
+def _told_apart(whose: Sequence[tuple[int, int | None]]) -> list[str]:
+    """Participants in as few words as tell them apart, for they stand above narrow columns.
+
+    Example:
+        >>> _told_apart([(0, 0), (0, 1)]), _told_apart([(0, None), (1, 0)]), _told_apart([(0, 0), (0, 1), (1, 0)])
+        (['device 0', 'device 1'], ['rank 0', 'rank 1'], ['0:0', '0:1', '1:0'])
+    """
+    ranks = [rank for rank, _ in whose]
+    if len(set(ranks)) == len(ranks):
+        return [f"rank {rank}" for rank in ranks]
+    if len(set(ranks)) == 1:
+        return ["host" if device is None else f"device {device}" for _, device in whose]
+    return [f"{rank}:{'host' if device is None else device}" for rank, device in whose]
+
+
+def _map(
+    layers: Sequence[Row], heads: Sequence[str], names: Sequence[str], values: Sequence[Sequence[int]], what: str
+) -> HeatMap:
+    """One row per layer, coloured by how far each number is from the mean of its layer; a head is a short name."""
     beyond = [[value / (mean(numbers) or 1) - 1 for value in numbers] for numbers in values]
     strongest = max((abs(one) for numbers in beyond for one in numbers), default=0.0)
     cells = (
@@ -85,7 +108,7 @@ def _map(layers: Sequence[Row], names: Sequence[str], values: Sequence[Sequence[
         for row, numbers in enumerate(beyond)
         for column, one in enumerate(numbers[: len(names)])
     )
-    return HeatMap(tuple(names), tuple(f"layer {layer['layer']}" for layer in layers), tuple(cells))
+    return HeatMap(tuple(heads), tuple(f"layer {layer['layer']}" for layer in layers), tuple(cells))
 
 
 def _layers(layers: Sequence[Row]) -> Column:

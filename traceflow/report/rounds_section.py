@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 from traceflow.report.collective_matmul import observer, used_rows
 from traceflow.report.grid import Column, Grid, bar, bars, counts, durations, names, percents, sizes, words
 from traceflow.report.sections import left_out
-from traceflow.report.timeline import participant
 from traceflow.result import Provenance
 
 Row: TypeAlias = Mapping[str, Any]
@@ -62,7 +61,6 @@ def _loops(loops: Sequence[Row]) -> Grid:
             words("form", [loop["form"] for loop in shown]),
             words("rounds", ["" if loop["rounds"] is None else f"{loop['rounds']:,}" for loop in shown]),
             _derived(sizes("sends", [loop["permute_bytes"] for loop in shown], absent=_NO_SIZE)),
-            words("participant", [_who(loop["participant"]) for loop in shown]),
             *durations(took, absent=_NOT_RUN),
             percents("hidden", [loop["overlapped_share"] for loop in shown], absent=_NOT_RUN),
             bars("exposed and hidden", [_split(loop, loop["permute_ns"]) for loop in shown]),
@@ -119,10 +117,6 @@ def _candidates(candidates: Sequence[Row]) -> Grid:
         ),
         left_out(len(candidates), len(shown), "products"),
     )
-
-
-def _who(of: Row | None) -> str:
-    return "" if of is None else participant(of["rank"], of["device"])
 
 
 def _derived(column: Column) -> Column:

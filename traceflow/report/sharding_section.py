@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from traceflow.intent.mesh import Mesh
 from traceflow.report.definitions import DEFINITIONS
-from traceflow.report.grid import Column, Grid, names, prose, sizes, times, words
+from traceflow.report.grid import Column, Grid, briefly, names, prose, sizes, times, words
 from traceflow.report.joined import written_at
 from traceflow.report.mesh_picture import MeshPicture, mesh_pictures
 from traceflow.report.sections import left_out
@@ -19,6 +19,7 @@ from traceflow.result import Finding, Provenance
 Row: TypeAlias = Mapping[str, Any]
 
 _MOST_ROWS = 25
+_ORDER = (False, True, None)
 _EXPECTED = {True: "yes", False: "no", None: "cannot be told"}
 _NOT_RUN = "the trace has no execution of them"
 _NO_SIZE = "the program does not say it"
@@ -74,10 +75,10 @@ def _mismatches(findings: Sequence[Finding]) -> Iterator[Grid]:
 
 
 def _arrays(arrays: Sequence[Row]) -> Iterator[Grid]:
-    """Arrays that differ first, then the largest."""
+    """Arrays that differ first, of the others the largest of which it can be told."""
     if not arrays:
         return
-    ordered = sorted(arrays, key=lambda a: (a["matches"] is not False, -math.prod(a["global_shape"])))
+    ordered = sorted(arrays, key=lambda a: (_ORDER.index(a["matches"]), -math.prod(a["global_shape"])))
     shown = ordered[:_MOST_ROWS]
     yield Grid(
         "Arrays, those that lie otherwise than intended first",
@@ -116,8 +117,8 @@ def _collectives(collectives: Sequence[Row]) -> Iterator[Grid]:
             words("expected", [_EXPECTED[c["expected"]] for c in shown]),
             _derived(sizes("sends", [c["bytes"] for c in shown], absent=_NO_SIZE)),
             *_executed(shown),
-            prose("assembles", [_text(c["assembles"]) for c in shown]),
-            prose("written as", [written_at({"scope": c["scope"]}) for c in shown]),
+            briefly("assembles", [_text(c["assembles"]) for c in shown]),
+            briefly("written as", [written_at({"scope": c["scope"]}) for c in shown]),
             prose("source line", ["/".join(PurePosixPath(c["source"] or "").parts[-2:]) for c in shown]),
         ),
         left_out(len(ordered), len(shown), "collectives"),

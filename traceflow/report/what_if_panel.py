@@ -37,7 +37,7 @@ def what_if_grid(savings: Row) -> Grid | None:
     return Grid(
         "One change at a time",
         (
-            prose("if", [printable(row["title"], 160) for row in rows]),
+            prose("if", [printable(row["title"], 100) for row in rows]),
             *(replace(column, provenance=Provenance.MODELLED) for column in figures),
             bars("part of the window", [bar([("plain", ns)], whole_ns) for ns in saved_ns]),
             words("how sure", ["exact" if row["exact"] else "bound" for row in rows]),

@@ -314,7 +314,8 @@ class Timeline {
     g.font = this.small;
     g.fillStyle = colours.on[rows.kind[i]];
     const room = Math.floor((wide - 8) / this.letter);
-    const name = this.names[rows.name[i]];
+    const gap = this.kinds[rows.kind[i]] === "idle";
+    const name = gap ? "idle" : this.title(rows, i);
     const shown = name.length > room ? `${name.slice(0, Math.max(0, room - 1))}…` : name;
     const at = Math.max(left, GUTTER) + 4;
     if (rows.kind[i] === colours.hatched) {
@@ -399,6 +400,13 @@ class Timeline {
       if (away < distance || (away === distance && shorter)) [best, distance] = [i, away];
     }
     return best < 0 ? null : { rows, i: best, lane };
+  }
+
+  // What a row is called; a gap has the name of what came after it.
+  title(rows, i) {
+    const name = this.names[rows.name[i]] || "(no name)";
+    const gap = { idle: "idle before", launch: "launch of" }[this.kinds[rows.kind[i]]];
+    return gap ? `${gap} ${name}` : name;
   }
 
   describe({ rows, i, lane }) {
@@ -553,7 +561,7 @@ class Timeline {
     this.requestDraw();
     if (!hit) return;
     const told = this.describe(hit).map(([key, value]) => `${key} ${value}`);
-    this.live.textContent = [this.names[hit.rows.name[hit.i]], ...told].join(", ");
+    this.live.textContent = [this.title(hit.rows, hit.i), ...told].join(", ");
   }
 
   focusOn(start, end) {
@@ -565,7 +573,7 @@ class Timeline {
     this.tip.hidden = !hit;
     if (!hit) return;
     const name = document.createElement("strong");
-    name.textContent = this.names[hit.rows.name[hit.i]] || "(no name)";
+    name.textContent = this.title(hit.rows, hit.i);
     const list = document.createElement("dl");
     for (const [key, value] of this.describe(hit)) {
       list.append(Object.assign(document.createElement("dt"), { textContent: key }));
