@@ -16,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 from kineto_builder import KinetoTrace
 from xla_files import Event, Line, write, write_chrome, xspace
 
@@ -167,7 +170,7 @@ def _bomb(folder: Path) -> Path:
     packer = zlib.compressobj(wbits=31)
     pieces = [
         packer.compress(b'{"schemaVersion": 1, "traceEvents": ['),
-        *(packer.compress(b" " * 2**20) for _ in range(300)),
+        *(packer.compress(b" " * 2**20) for _ in range(128)),
     ]
     file = folder / "rank0.json.gz"
     file.write_bytes(b"".join([*pieces, packer.compress(b"]}"), packer.flush()]))
@@ -228,6 +231,14 @@ def _packed_bomb(name: str, head: bytes, pack: Callable[[bytes], bytes]) -> Call
         return folder / name
 
     return make
+
+
+def _table_of_zeros(folder: Path) -> Path:
+    """A table of 20 million rows in a few kB."""
+    zeros = pa.array(np.zeros(20_000_000, np.int8))
+    columns = ("type", "start", "end", "pp_rank", "dp_rank", "step")
+    pyarrow.parquet.write_table(pa.table(dict.fromkeys(columns, zeros)), folder / "a.parquet", compression="zstd")
+    return folder / "a.parquet"
 
 
 def _xspace_saved_as_text(folder: Path) -> Path:
@@ -303,6 +314,7 @@ CASES = (
     Case("trace-event JSON of JAX: anything that is no JSON", _REFUSED, _chrome(lambda text: text.replace("op3", "op\x01")), "TF103", "no complete JSON"),
     Case("trace-event JSON of JAX: lists too deep in each other", _REFUSED, _chrome(lambda text: text.replace('"dur": 1}', f'"dur": 1, "args": {"[" * 100_000}{"]" * 100_000}}}', 1)), "TF103", "no complete JSON"),
     Case("trace-event JSON of JAX: a bomb of gzip", _REFUSED, _packed_bomb("a.trace.json.gz", b'{"displayTimeUnit":"ns","traceEvents":[', gzip.compress), "TF105", "unpacks to"),
+    Case("an operation table of 20 million equal rows in a few kB", _REFUSED, _table_of_zeros, "TF105", "rows are more"),
     Case("XSpace that was saved as text", _REFUSED, _xspace_saved_as_text, "TF103", ""),
     Case("a program in a bomb of xz", _REFUSED, _packed_bomb("a.hlo.pb.xz", b"", lzma.compress), "TF105", "unpacks to"),
 )  # fmt: skip

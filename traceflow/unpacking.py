@@ -5,8 +5,12 @@ from __future__ import annotations
 import lzma
 import zlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traceflow.errors import TraceflowError
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _FREE_BYTES, _MOST_RATIO = 1 << 26, 100  # traces shrink to a tenth or a fortieth
@@ -39,6 +43,25 @@ def unpacked(path: Path) -> bytes:
         return _inflated(content)
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, MemoryError) as error:
         raise TraceflowError("TF105", f"cannot read {path}", str(error), "copy the file again") from error
+
+
+def parquet_table(path: Path) -> pa.Table:
+    """The table in a Parquet file, whose columns may repeat one value any number of times in a few bytes.
+
+    Args:
+        path: The file.
+
+    Raises:
+        TraceflowError: TF105 where it holds more values of 8 bytes than `most_bytes`.
+        pyarrow.ArrowException: where it is damaged.
+    """
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)  # without what a dataset of many files would import
+    if 8 * file.metadata.num_rows * file.metadata.num_columns > most_bytes(path.stat().st_size):
+        why = f"its {file.metadata.num_rows:,} rows are more than a table of its size holds"
+        raise TraceflowError("TF105", f"cannot read {path}", why, "write the table again")
+    return file.read()
 
 
 def _inflated(content: bytes) -> bytes:

@@ -29,6 +29,7 @@ from traceflow.trace._nsight_tables import UNKNOWN
 from traceflow.trace._xla_lines import Count, Line, Plane, Stats
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import ABSENT, Bool, Int64, Kind, Rank
+from traceflow.unpacking import parquet_table
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,10 +72,9 @@ def looks_like_nsight_jax(file: Path) -> bool:
 
 def _table(path: Path) -> pa.Table:
     import pyarrow as pa
-    import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.ParquetFile(path).read()  # without what a dataset of many files would import
+        table = parquet_table(path)
         table.validate(full=True)
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]

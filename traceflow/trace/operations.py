@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -23,6 +24,7 @@ from traceflow.errors import TraceflowError
 from traceflow.result import Note, Tally
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, Rows
 from traceflow.trace.operation_timeline import is_timeline, timeline_table
+from traceflow.unpacking import parquet_table, unpacked
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -167,7 +169,6 @@ def _table(path: Path) -> pa.Table:
     """The file as columns; its first bytes tell the format."""
     import pyarrow as pa
     import pyarrow.csv
-    import pyarrow.parquet
 
     try:
         head = _head(path)
@@ -179,7 +180,7 @@ def _table(path: Path) -> pa.Table:
     if is_timeline(head):
         return timeline_table(path)
     try:
-        table = pyarrow.parquet.read_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(path)
+        table = parquet_table(path) if head.startswith(_PARQUET) else pyarrow.csv.read_csv(BytesIO(unpacked(path)))
         table.validate(full=True)
         _ = table.column_names  # which are decoded here
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
