@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -10,6 +13,7 @@ from fuzz.harness import Trial
 from fuzz.mutations import hostile
 from fuzz.readers import READERS
 from hypothesis import HealthCheck, Phase, given, settings
+from sources import ROOT
 
 from traceflow.errors import TraceflowError
 
@@ -38,6 +42,30 @@ def test_a_short_round_finds_nothing(name: str, tmp_path: Path) -> None:
         run()
     assert trial.executions >= EXAMPLES // 2
     assert not trial.found, "\n".join(trial.found.values())
+
+
+def test_kernels_read_no_memory_but_that_of_the_file(tmp_path: Path) -> None:
+    script = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from fuzz.harness import Trial\n"
+        "from fuzz.readers import READERS\n"
+        "reader = READERS['kineto-checked']\n"
+        "trial = Trial(reader, Path(sys.argv[1]))\n"
+        "short, longer = sorted(reader.seeds(), key=len)[:3:2]\n"
+        "for at in range(len(short)):\n"
+        "    trial(short[:at])\n"
+        "for at in range(0, len(longer), 23):\n"
+        "    for byte in (b'\"', b'\\\\', b'{', b']', b'9'):\n"
+        "        trial(longer[:at] + byte + longer[at + 1 :])\n"
+        "print(trial.executions, trial.found)\n"
+    )
+    environment = {**os.environ, **READERS["kineto-checked"].environment, "PYTHONPATH": str(ROOT / "tests")}
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    executions, _, found = done.stdout.partition(" ")
+    assert int(executions) > 200
+    assert found == "{}\n", found
 
 
 @pytest.mark.parametrize("name", COMPILED)

@@ -106,7 +106,9 @@ def _spelled(word: str) -> str:
 
 
 def _compiled() -> list[str]:
-    """The modules whose functions numba compiles from their bytecode, which must stay as it is."""
+    """The modules whose functions numba compiles from their bytecode, which must stay as it is; none where it does not."""
+    if os.environ.get("NUMBA_DISABLE_JIT") == "1":
+        return []
     package = Path(traceflow.__file__).parent
     files = [*package.rglob("*.py"), *(package / "analyzers").rglob("*.py")]  # a link, which rglob does not follow
     compiled = [file.relative_to(package.parent) for file in files if KERNEL.search(file.read_text())]

@@ -39,6 +39,12 @@ def _kineto(file: Path) -> None:
     assert_sound(read_kineto(file))
 
 
+def _kineto_checked(file: Path) -> None:
+    from fuzz.checked import read_checked
+
+    read_checked(file)
+
+
 def _chrome(file: Path) -> None:
     from traceflow.trace.chrome import read_chrome
 
@@ -201,6 +207,9 @@ _TABLE = (
 
 READERS = {
     "kineto": Reader("rank0.pt.trace.json", _kineto, seeds.kineto, _KINETO),
+    "kineto-checked": Reader(
+        "rank0.pt.trace.json", _kineto_checked, seeds.kineto, _KINETO, environment={"NUMBA_DISABLE_JIT": "1"}
+    ),
     "chrome": Reader("a.trace.json", _chrome, seeds.chrome, _CHROME),
     "xspace": Reader("a.xplane.pb", _xspace, seeds.space, ("/device:GPU:0", "/host:CPU", "hlo_op", "XLA Ops")),
     "hlo-proto": Reader("f.hlo.pb", _program, seeds.proto, ("all-reduce", "parameter", "while", "fusion")),

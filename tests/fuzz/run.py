@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -69,7 +70,8 @@ def fuzz(name: str, folder: Path, executions: int, longest: int) -> bool:
         f"--longest={longest}",
     ]
     with (folder / "log.txt").open("a") as log:
-        code = subprocess.call(command, stdout=log, stderr=log)
+        environment = {**os.environ, **READERS[name].environment}
+        code = subprocess.call(command, stdout=log, stderr=log, env=environment)
     done, told = account(folder), account(folder, "progress.json")
     left = [file.name for file in folder.iterdir() if file.name.startswith(LEFT_BY_LIBFUZZER)]
     found = sorted(set(done["found"] + told["found"] + left))
