@@ -52,6 +52,15 @@ class Read:
         """Slices of the tracks of that path, by time."""
         return sorted((s for s in self.slices if self.path(s.track) == path), key=lambda s: (s.start_ns, s.depth))
 
+    def arrows(self) -> list[tuple[Slice, Slice]]:
+        """Slices that are connected, from where an arrow leaves to where it ends."""
+        leaves = {number: s for s in self.slices for number in s.flows}
+        arrives = {number: s for s in self.slices for number in s.flow_ends}
+        assert leaves.keys() == arrives.keys()
+        assert len(leaves) == sum(len(s.flows) for s in self.slices)
+        assert len(arrives) == sum(len(s.flow_ends) for s in self.slices)
+        return [(leaves[number], arrives[number]) for number in sorted(leaves)]
+
     def counter(self, *path: str) -> list[tuple[int, int]]:
         """Moments and values of the one counter of that path."""
         (found,) = (counts for track, counts in self.counts.items() if self.path(track) == path)
@@ -59,13 +68,18 @@ class Read:
 
 
 def read(content: bytes) -> Read:
-    """Rebuild what a trace holds; an end without a beginning, or a beginning without an end, is an error."""
+    """Rebuild what a trace holds.
+
+    An end without a beginning is an error, and so is a beginning without an end, time that runs backwards on a track,
+    and an arrow that does not lead from one slice to a later one.
+    """
     trace = pb.Trace.FromString(content)
     known = pb.Trace.FromString(content)
     known.DiscardUnknownFields()
     assert known.ByteSize() == trace.ByteSize(), "fields that Perfetto does not know"
     found, texts = Read(), _texts(trace)
     open_slices: dict[int, list[Slice]] = defaultdict(list)
+    _check_order(trace)
     for packet in sorted(trace.packet, key=lambda packet: packet.timestamp):
         assert packet.trusted_packet_sequence_id == 1
         if packet.HasField("track_descriptor"):
@@ -78,7 +92,20 @@ def read(content: bytes) -> Read:
             _take(found, open_slices[packet.track_event.track_uuid], packet, texts)
     assert not any(open_slices.values()), "a slice without an end"
     assert {s.track for s in found.slices} | found.counts.keys() <= found.tracks.keys()
+    assert all(s.start_ns <= s.end_ns for s in found.slices)
+    for leaves, arrives in found.arrows():
+        assert leaves.end_ns <= arrives.start_ns
     return found
+
+
+def _check_order(trace: Any) -> None:
+    """On each track, events stand in the file in the order of time."""
+    last: dict[int, int] = {}
+    for packet in trace.packet:
+        if packet.HasField("track_event"):
+            track = packet.track_event.track_uuid
+            assert packet.timestamp >= last.get(track, packet.timestamp)
+            last[track] = packet.timestamp
 
 
 def _texts(trace: Any) -> dict[str, dict[int, str]]:

@@ -176,6 +176,10 @@ def test_recorded_traces_come_back_event_by_event(name: str, corpus: Callable[[s
     assert Counter(s.span for s in lanes) == Counter(spans(run, np.arange(len(run.trace.events))))
     path = found.on("critical path")
     assert sum(s.end_ns - s.start_ns for s in path) == run.critical_path().makespan_ns
+    segments = run.critical_path().segments
+    places = list(zip(segments.rank.tolist(), segments.device.tolist(), strict=True))
+    assert len(found.arrows()) == sum(before != after for before, after in pairwise(places))
+    assert {s.start_ns for _, s in found.arrows()} <= set(segments.start_ns.tolist())
 
 
 def test_live_bytes_of_a_program_stay_within_its_peak(corpus: Callable[[str], Path]) -> None:
