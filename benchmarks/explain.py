@@ -1,4 +1,9 @@
-"""Load one trace, explain its communication and its critical path; print CPU seconds and peak memory as JSON."""
+"""Load one trace, explain its communication and its critical path; print CPU seconds and peak memory as JSON.
+
+usage: explain.py TRACE [STEP]
+
+Communication and critical path are those of one step, or of the whole capture where none is given.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +13,12 @@ import sys
 import time
 
 
-def main(path: str) -> None:
+def main(path: str, step: int | None) -> None:
     """Explain the trace at `path` stage by stage."""
     import traceflow
 
     seconds: dict[str, float] = {"start": time.process_time()}
+    started = time.perf_counter()
 
     def took(stage: str) -> None:
         seconds[stage] = time.process_time() - sum(seconds.values())
@@ -21,13 +27,14 @@ def main(path: str) -> None:
     took("load")
     run.dependencies  # noqa: B018  # found once, when first asked for
     took("dependencies")
-    run.communication()
+    run.communication(step=step)
     took("communication")
-    run.critical_path()
+    run.critical_path(step=step)
     took("critical path")
     peak_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    print(json.dumps({"events": run.trace.tally.read, "cpu_s": seconds, "peak_bytes": peak_bytes}))
+    wall_s = time.perf_counter() - started
+    print(json.dumps({"events": run.trace.tally.read, "cpu_s": seconds, "wall_s": wall_s, "peak_bytes": peak_bytes}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1], int(sys.argv[2]) if len(sys.argv) > 2 else None)

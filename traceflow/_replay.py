@@ -13,15 +13,29 @@ Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 Float64 = NDArray[np.float64]
 
+_MOST_NS = 2**31 - 1
 SELF = 0
 RENDEZVOUS = 9
 
 
+def advances(time: Int64, source: Int32, target: Int32) -> Int32:
+    """How long before its source the target of each edge comes, in ns; 0 where it does not, and at most what 32 bits hold."""
+    found = np.empty(len(source), np.int32)
+    _advance(time, source, target, found)
+    return found
+
+
+@Compiled
+def _advance(time: Int64, source: Int32, target: Int32, found: Int32) -> None:
+    for e in range(len(found)):
+        found[e] = min(max(time[source[e]] - time[target[e]], 0), _MOST_NS)
+
+
 def by_target(
     source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int
-) -> tuple[Int64, Int32, Int8, Int32]:
+) -> tuple[Int32, Int32, Int8, Int32]:
     """Group edges by the vertex they lead to (counting sort, stable)."""
-    offsets, sources = np.zeros(vertices + 1, np.int64), np.empty(len(source), np.int32)
+    offsets, sources = np.zeros(vertices + 1, np.int32), np.empty(len(source), np.int32)
     kinds, advances = np.empty(len(source), np.int8), np.empty(len(source), np.int32)
     _group(source, target, kind, advance, offsets, sources, kinds, advances)
     return offsets, sources, kinds, advances
@@ -33,7 +47,7 @@ def _group(
     target: Int32,
     kind: Int8,
     advance: Int32,
-    offsets: Int64,
+    offsets: Int32,
     sources: Int32,
     kinds: Int8,
     advances: Int32,
@@ -53,7 +67,7 @@ def _group(
     offsets[0] = 0
 
 
-def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32, Bool]:
+def topological_order(offsets: Int32, source: Int32, kind: Int8) -> tuple[Int32, Bool]:
     """Vertices so that every edge leads forward, by depth-first search over predecessors.
 
     An edge that closes a cycle (only possible among vertices of one instant) is left out and marked; never the one
@@ -68,7 +82,7 @@ def topological_order(offsets: Int64, source: Int32, kind: Int8) -> tuple[Int32,
 
 @Compiled
 def _sort(
-    offsets: Int64, source: Int32, kind: Int8, cursor: Int64, stack: Int32, state: Int8, order: Int32, closing: Bool
+    offsets: Int32, source: Int32, kind: Int8, cursor: Int32, stack: Int32, state: Int8, order: Int32, closing: Bool
 ) -> None:
     """Fill the order, and mark what closes. `state` is 0 of new vertices, 1 of those on the stack, 2 of done ones."""
     vertices, filled = len(offsets) - 1, 0
@@ -102,15 +116,15 @@ def _sort(
 
 
 def bindings(
-    time: Int64, work: Int64, lane: Int32, offsets: Int64, source: Int32, kind: Int8, advance: Int32
-) -> tuple[Int64, Int64]:
+    time: Int64, work: Int64, lane: Int32, offsets: Int32, source: Int32, kind: Int8, advance: Int32
+) -> tuple[Int32, Int64]:
     """The edge with the latest bound on each vertex (-1 without edges), and the lag behind that bound.
 
     Ties: a rendezvous first, since of equal arrivals all participants name the same one as the last; then an
     edge from the same lane; then the smallest source.
     """
     vertices = len(offsets) - 1
-    binding, lag = np.full(vertices, -1, np.int64), np.zeros(vertices, np.int64)
+    binding, lag = np.full(vertices, -1, np.int32), np.zeros(vertices, np.int64)
     _bind(time, work, lane, offsets, source, kind, advance, binding, lag)
     return binding, lag
 
@@ -120,11 +134,11 @@ def _bind(
     time: Int64,
     work: Int64,
     lane: Int32,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
-    binding: Int64,
+    binding: Int32,
     lag: Int64,
 ) -> None:
     for v in range(len(binding)):
@@ -147,7 +161,7 @@ def replay(
     order: Int32,
     work: Int64,
     lag: Int64,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -165,7 +179,7 @@ def _run(
     order: Int32,
     work: Int64,
     lag: Int64,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -188,7 +202,7 @@ def latest(
     order: Int32,
     work: Int64,
     lag: Int64,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -202,7 +216,7 @@ def latest(
 
 @Compiled
 def _run_back(
-    late: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int64, source: Int32, kind: Int8, advance: Int32
+    late: Int64, order: Int32, work: Int64, lag: Int64, offsets: Int32, source: Int32, kind: Int8, advance: Int32
 ) -> None:
     for i in range(len(order) - 1, -1, -1):
         v = order[i]
@@ -216,8 +230,8 @@ def replay_bounds(
     order: Int32,
     old_work: Int64,
     work: Int64,
-    binding: Int64,
-    offsets: Int64,
+    binding: Int32,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -242,8 +256,8 @@ def _run_bounds(
     order: Int32,
     old_work: Int64,
     work: Int64,
-    binding: Int64,
-    offsets: Int64,
+    binding: Int32,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -281,7 +295,7 @@ def _run_bounds(
         high[v] = max(floor_high, cause_high) if has_cause else floor_high
 
 
-def walk_back(time: Int64, binding: Int64, source: Int32, end_vertex: int, start: int) -> Int32:
+def walk_back(time: Int64, binding: Int32, source: Int32, end_vertex: int, start: int) -> Int32:
     """The vertices of the critical path, last first, until the start of the window or a vertex nothing binds."""
     path = np.empty(len(time), np.int32)
     length = _walk(time, binding, source, end_vertex, start, path)
@@ -289,7 +303,7 @@ def walk_back(time: Int64, binding: Int64, source: Int32, end_vertex: int, start
 
 
 @Compiled
-def _walk(time: Int64, binding: Int64, source: Int32, vertex: int, start: int, path: Int32) -> int:
+def _walk(time: Int64, binding: Int32, source: Int32, vertex: int, start: int, path: Int32) -> int:
     length = 0
     while True:
         path[length] = vertex

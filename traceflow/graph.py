@@ -121,12 +121,12 @@ class DependencyGraph:
     end_ns: int
     time_ns: Int64  # measured time of each vertex
     work_ns: Int64
-    offsets: Int64
+    offsets: Int32
     source: Int32
     kind: Int8
     advance_ns: Int32  # how much before its source an edge's target may come: the clock's resolution at most
     order: Int32  # a topological order of the vertices
-    binding: Int64  # the edge with the latest bound on each vertex, -1 without edges
+    binding: Int32  # the edge with the latest bound on each vertex, -1 without edges
     lag_ns: Int64
     contradicted: Mapping[EdgeKind, int]  # edges left out because the timestamps deny them
 
@@ -246,12 +246,14 @@ def dependency_graph(
 
     Complexity: O(slices + edges).
     """
+    from traceflow._replay import advances
+
     time_ns = np.column_stack((slices.start_ns, slices.end_ns)).ravel()
     source, target, kind = _with_own(slices, edges)
-    early_ns = time_ns[source] - time_ns[target]
+    early_ns = advances(time_ns, source, target)
     late = early_ns > resolution_ns
     contradicted = np.bincount(kind[late], minlength=len(EdgeKind))
-    arrays = source, target, kind, np.maximum(early_ns, 0).astype(np.int32)
+    arrays = source, target, kind, early_ns
     if late.any():
         arrays = source[~late], target[~late], kind[~late], arrays[3][~late]
     csr, order, closing = _ordered(*arrays, len(time_ns))
@@ -270,7 +272,7 @@ def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int
     return source, target, np.concatenate(kinds)
 
 
-_Csr: TypeAlias = tuple[Int64, Int32, Int8, Int32]
+_Csr: TypeAlias = tuple[Int32, Int32, Int8, Int32]
 """Offsets, sources, kinds and advances of the edges, by target."""
 
 
@@ -293,6 +295,7 @@ def _bound(
     from traceflow._replay import bindings
 
     work_ns = slices.work_ns
+    slices = replace(slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])  # which takes no memory of its own
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     starts, ends = slices.start_ns[counted], slices.end_ns[counted]
     return DependencyGraph(
@@ -354,7 +357,7 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
     from traceflow._replay import bindings, by_target
 
     csr = by_target(graph.source[~cut], graph.targets()[~cut], graph.kind[~cut], graph.advance_ns[~cut], graph.vertices)
-    slices = replace(graph.slices, start_ns=time_ns[0::2].copy(), end_ns=time_ns[1::2].copy())
+    slices = replace(graph.slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     return replace(
         graph,

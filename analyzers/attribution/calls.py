@@ -58,6 +58,16 @@ class Call:
         return frozenset(self.group.members) if self.group else frozenset()
 
 
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """What the names of events around a call say of it."""
+
+    kind: Kind | None
+    phase: Phase | None
+    scopes: tuple[str, ...]
+    hooked: bool
+
+
 class Surroundings:
     """Host events around others, and instructions behind events of XLA."""
 
@@ -69,6 +79,8 @@ class Surroundings:
         self._flows: dict[int, Flow] = {}
         self._arguments: dict[tuple[int, int], bool] = {}
         self._known: dict[tuple[int, int], tuple[Phase | None, tuple[str, ...]]] = {}
+        self._said: dict[tuple[str, ...], _Said] = {}
+        self._numbers: dict[int, tuple[int, ...]] = {ABSENT: ()}
 
     @cached_property
     def around(self) -> Int64:
@@ -146,18 +158,44 @@ class Surroundings:
             )
         return self._arguments[program, row]
 
-    def phase_of(self, issuer: int, names: tuple[str, ...]) -> Phase | None:
+    def said_by(self, names: tuple[str, ...]) -> _Said:
+        """What the names around calls say; most calls share theirs with many."""
+        if names not in self._said:
+            self._said[names] = _said_by(names)
+        return self._said[names]
+
+    def numbers(self, code: int) -> tuple[int, ...]:
+        """The numbers in a text of the trace; none for no text."""
+        if code not in self._numbers:
+            self._numbers[code] = tuple(map(int, re.findall(r"\d+", self.trace.strings[code])))
+        return self._numbers[code]
+
+    def phase_of(self, issuer: int, said: _Said) -> Phase | None:
         """The pass that issued something: by what is around it, else by when it was in its step."""
-        engine = next((name for name in names if name.startswith(_BACKWARD)), None)
-        if engine is not None:
-            return Phase.FORWARD if engine == _RECOMPUTES else Phase.BACKWARD
-        if any(_UPDATES.match(name) for name in names):
-            return Phase.UPDATE
+        if said.phase is not None:
+            return said.phase
         e = self.trace.events
         key = int(self.trace.lanes.rank[e.lane[issuer]]), int(self.step[issuer])
         if key not in self.backward_span:
             return None
         return Phase.UPDATE if e.start_ns[issuer] >= self.backward_span[key][1] else Phase.FORWARD
+
+
+def _said_by(names: tuple[str, ...]) -> _Said:
+    operators = (found[1] for name in names if (found := OPERATOR.match(name)))
+    kinds = (kind_of_operation(operator) for operator in operators)
+    engine = next((name for name in names if name.startswith(_BACKWARD)), None)
+    phase = None
+    if engine is not None:
+        phase = Phase.FORWARD if engine == _RECOMPUTES else Phase.BACKWARD
+    elif any(_UPDATES.match(name) for name in names):
+        phase = Phase.UPDATE
+    return _Said(
+        next((kind for kind in kinds if kind is not Kind.OTHER), None),
+        phase,
+        tuple(name for name in names if not _NO_SCOPE.search(name)),
+        any(_ACCUMULATES.match(name) for name in names),
+    )
 
 
 def _work(module: HloModule, row: int) -> int:
@@ -203,11 +241,8 @@ def _call(around: Surroundings, row: int) -> Call:
     else:
         issuer = int(around.issuer[event])
         names = tuple(around.chain(issuer))[1 if issuer == event else 0 :]
-        operators = (found[1] for name in names if (found := OPERATOR.match(name)))
-        kinds = (kind_of_operation(operator) for operator in operators)
-        kind = next((other for other in kinds if other is not Kind.OTHER), kind)
-        phase, scopes = around.phase_of(issuer, names), tuple(name for name in names if not _NO_SCOPE.search(name))
-        hooked = any(_ACCUMULATES.match(name) for name in names)
+        said = around.said_by(names)
+        kind, phase, scopes, hooked = said.kind or kind, around.phase_of(issuer, said), said.scopes, said.hooked
         if trace.format == "operations":  # the types of a table are what its author says of them
             scopes = (trace.strings[e.name[event]],)
     return Call(
@@ -216,8 +251,8 @@ def _call(around: Surroundings, row: int) -> Call:
         kind=kind,
         group=trace.groups[c.group[row]] if c.group[row] != ABSENT else None,
         payload_bytes=int(c.payload_bytes[row]) if c.payload_bytes[row] != ABSENT else None,
-        in_splits=_numbers(trace, int(c.in_splits[row])),
-        out_splits=_numbers(trace, int(c.out_splits[row])),
+        in_splits=around.numbers(int(c.in_splits[row])),
+        out_splits=around.numbers(int(c.out_splits[row])),
         issued_ns=int(e.start_ns[issuer]),
         step=int(around.step[issuer]),
         phase=phase,
@@ -226,7 +261,3 @@ def _call(around: Surroundings, row: int) -> Call:
         program=program,
         of_argument=of_argument,
     )
-
-
-def _numbers(trace: Trace, code: int) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", trace.strings[code]))) if code != ABSENT else ()

@@ -6,7 +6,7 @@ A rule sees what is around a call and what was expected. It answers with a purpo
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +14,7 @@ from traceflow.analyzers.attribution.calls import Call
 from traceflow.analyzers.attribution.dimensions import described, meant_by, on_mesh
 from traceflow.analyzers.attribution.expectations import Expectations
 from traceflow.analyzers.attribution.purposes import TOKENS, Kind, Phase, Purpose
+from traceflow.trace.model import Group
 
 NOTHING = "neither annotations, nor its group, nor its payload tell"
 _SCALARS_BYTES = 16
@@ -205,7 +206,7 @@ def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
     """The purpose of each call, in their order."""
     last = {call.group: call for call in calls}
     names = {group: names_of(call, expected) for group, call in last.items()}
-    judged = [_first(call, expected, names[call.group]) for call in calls]
+    judged = _judged(calls, expected, names)
     judged = _with_pairs(calls, judged)
     judged = _with_exchanges(calls, judged)
     judged = _with_directions(calls, judged)
@@ -214,6 +215,22 @@ def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
         _refined(call, one, expected, names[call.group], experts=experts)
         for call, one in zip(calls, judged, strict=True)
     ]
+
+
+def _judged(
+    calls: Sequence[Call], expected: Expectations, names: Mapping[Group | None, frozenset[str]]
+) -> list[Judgement]:
+    """What the rules say of each call; those in which they see no difference are asked about once."""
+    known: dict[object, Judgement] = {}
+    judged = []
+    for call in calls:
+        around = call.kind, call.phase, call.scopes, call.hooked, call.program, call.of_argument
+        where = (call.participant[0], call.step) if expected.exchanges else None
+        key = around, id(call.group), call.payload_bytes, call.in_splits, call.out_splits, where
+        if key not in known:
+            known[key] = _first(call, expected, names[call.group])
+        judged.append(known[key])
+    return judged
 
 
 def names_of(call: Call, expected: Expectations) -> frozenset[str]:
@@ -248,9 +265,10 @@ def _with_pairs(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judg
     }
     known = list(judged)
     for place, (call, one) in enumerate(zip(calls, judged, strict=True)):
-        sizes = {(call.members, (call.payload_bytes or 0) * ratio) for ratio in _TYPE_RATIOS}
         by_group = one.purpose is Purpose.PARAMETER_GATHER and one.because.startswith(_A_GROUP)
-        if by_group and call.program is None and not sizes & scattered:
+        if not by_group or call.program is not None:
+            continue
+        if not scattered & {(call.members, (call.payload_bytes or 0) * ratio) for ratio in _TYPE_RATIOS}:
             known[place] = Judgement(Purpose.UNKNOWN, f"{one.because}, but no reduce-scatter of the same size")
     return known
 

@@ -212,6 +212,8 @@ class _Collector:
         self._state[k.DAMAGE] = -1
         self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
         self._outcomes = np.empty(_BATCH, np.int8)
+        self._span_numbers = np.empty((4, _BATCH), np.int64)
+        self._span_codes = np.empty((3, _BATCH), np.int32)
         self._texts = _Texts()
         self._counts = np.zeros(k.OUTCOMES, np.int64)
         self._members: dict[str, Json] = {}
@@ -230,13 +232,14 @@ class _Collector:
         """Take what is complete in `buffer`, which ends in PADDING; return how much that was."""
         at = 0
         while True:
-            at = int(k.scan(buffer, at, final, self._state, self._places, self._outcomes))
+            self._texts.make_room(_TEXTS_PER_EVENT * _BATCH, 2 * len(buffer))
+            columns = self._outcomes, self._span_numbers, self._span_codes
+            at = int(k.scan(buffer, at, final, self._state, self._places, *columns, *self._texts.held))
             found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]].tolist()
             if member_stop:
                 self._members |= _member(buffer[self._state[k.MEMBER_START] : member_stop].tobytes())
             elif not found:
                 break
-            self._texts.make_room(_TEXTS_PER_EVENT * found, len(buffer))
             self._take(self._outcomes[:found])
         self._state[k.OFFSET] += at
         return at
@@ -280,18 +283,13 @@ class _Collector:
             self._flows.append(FlowEnds(number, time_ns, *self._codes(events, k.PID, k.TID, k.PH)))
 
     def _take_spans(self, outcomes: Int8, events: Int64) -> None:
-        start_ns, end_ns = t.times(self._places, events, k.TS, k.DUR)
-        timed = end_ns >= 0
+        timed = self._span_numbers[1, events] >= 0
         self._without_duration += len(events) - int(timed.sum())
         events = events[timed]
         category = outcomes[events]
-        on_device = (category >= k.KERNEL) & (category <= k.QUEUE)
-        wanted = np.stack((category == k.UNKNOWN, on_device, on_device))
-        fields, instead = np.array([k.NAME, k.PID, k.TID]), np.array([k.CATEGORY, k.DEVICE, k.STREAM])
-        correlation, external = self._numbers(events, k.CORRELATION, k.EXTERNAL)
-        name, owner, track = self._texts.codes(self._places, events, fields, instead, wanted)
-        times = start_ns[timed], end_ns[timed]
-        self._spans.append(Spans(*times, correlation, external, name, owner, track, category))
+        start_ns, end_ns, correlation, external = self._span_numbers[:, events]
+        name, owner, track = self._span_codes[:, events]
+        self._spans.append(Spans(start_ns, end_ns, correlation, external, name, owner, track, category))
         self._take_collectives(events)
         self._take_arguments(category, events)
         self._take_copies(np.flatnonzero(category == k.MEMORY), events)
@@ -374,6 +372,11 @@ class _Texts:
         self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
         self.make_room(1, 1)
 
+    @property
+    def held(self) -> tuple[Int64, Int64, Int32, NDArray[np.uint8]]:
+        """What kernels need to find texts and to add some."""
+        return self._filled, self._table, self._slots, self._arena
+
     def make_room(self, count: int, size: int) -> None:
         """Prepare for so many more texts of so many bytes in all."""
         texts, held = self._filled.tolist()
@@ -387,8 +390,7 @@ class _Texts:
     def codes(self, places: Int64, events: Int64, fields: Int64, instead: Int64, wanted: Bool) -> Int32:
         """Per field and event, the number of the text there, or in `instead` where that is wanted and there; else -1."""
         found = np.empty((len(fields), len(events)), np.int32)
-        held = self._filled, self._table, self._slots, self._arena
-        t.codes(places, events, fields, instead, wanted, *held, found)
+        t.codes(places, events, fields, instead, wanted, *self.held, found)
         return found
 
     def text(self, code: int) -> str:

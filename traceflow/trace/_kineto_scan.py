@@ -18,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceflow.compiled import Compiled, Intrinsic
-from traceflow.trace._text_columns import PADDING, byte_at, load, signed
+from traceflow.trace._text_columns import PADDING, byte_at, code_of, load, number_of, signed, times_of
 
 Bytes = NDArray[np.uint8]
 Int64 = NDArray[np.int64]
+Int32 = NDArray[np.int32]
 Int8 = NDArray[np.int8]
 
 # Members of an event whose values are noted; those from CORRELATION on are arguments.
@@ -257,7 +258,20 @@ def _word(start: int, stop: int) -> int:
 
 
 @Compiled
-def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, outcomes: Int8) -> int:  # noqa: FBT001
+def scan(
+    buffer: Bytes,
+    begin: int,
+    final: bool,  # noqa: FBT001
+    state: Int64,
+    spans: Int64,
+    outcomes: Int8,
+    numbers: Int64,
+    codes: Int32,
+    filled: Int64,
+    texts: Int64,
+    slots: Int32,
+    arena: Bytes,
+) -> int:
     """Note the complete events of `buffer` from `begin` on, as many as `outcomes` has room for.
 
     Args:
@@ -268,6 +282,12 @@ def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, out
         spans: Per event and member, the addresses where its value starts and ends; 0 and 0 for none.
             They hold as long as the buffer does.
         outcomes: Per event, what it is to become.
+        numbers: Of spans of time, ns of start and end, correlation and external number, shape (4, events).
+        codes: Of spans of time, numbers of the texts that tell name, owner and track, shape (3, events).
+        filled: As for `codes`, and the rest likewise.
+        texts: The texts seen so far, with room for three for each event.
+        slots: Where to find them.
+        arena: What they hold.
 
     Returns:
         Where it stopped: behind a member of the top-level object, whose place is then in MEMBER_START and
@@ -281,7 +301,10 @@ def scan(buffer: Bytes, begin: int, final: bool, state: Int64, spans: Int64, out
         if at >= stop:
             return stop - base
         if state[MODE] == EVENTS:
+            place = state[FOUND]
             after = _scan_event(at, stop, final, state, spans, outcomes)
+            if state[FOUND] > place and outcomes[place] <= UNKNOWN:
+                _note_span(spans, place, outcomes[place], numbers, codes, filled, texts, slots, arena)
         elif state[MODE] == MEMBERS:
             after = _scan_member(at, stop, state)
         else:
@@ -381,6 +404,31 @@ def _note_event(at: int, stop: int, spans: Int64, place: int) -> int:
         if 0 < key < FIELDS and in_arguments == (key >= CORRELATION):
             quoted = byte_at(value) == _QUOTE
             spans[place, key, 0], spans[place, key, 1] = value + quoted, at - quoted
+
+
+@Compiled
+def _note_span(
+    spans: Int64,
+    place: int,
+    outcome: int,
+    numbers: Int64,
+    codes: Int32,
+    filled: Int64,
+    texts: Int64,
+    slots: Int32,
+    arena: Bytes,
+) -> None:
+    """Fill the columns of one span of time, while what was noted of it is at hand."""
+    numbers[0, place], numbers[1, place] = times_of(spans, place, TS, DUR)
+    numbers[2, place] = number_of(spans, place, CORRELATION)
+    numbers[3, place] = number_of(spans, place, EXTERNAL)
+    on_device = KERNEL <= outcome <= QUEUE
+    name = CATEGORY if outcome == UNKNOWN and spans[place, CATEGORY, 1] > 0 else NAME
+    owner = DEVICE if on_device and spans[place, DEVICE, 1] > 0 else PID
+    track = STREAM if on_device and spans[place, STREAM, 1] > 0 else TID
+    codes[0, place] = code_of(spans, place, name, filled, texts, slots, arena)
+    codes[1, place] = code_of(spans, place, owner, filled, texts, slots, arena)
+    codes[2, place] = code_of(spans, place, track, filled, texts, slots, arena)
 
 
 @Compiled

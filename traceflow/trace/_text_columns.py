@@ -62,9 +62,15 @@ def numbers(spans: Int64, places: Int64, fields: Int64) -> Int64:
 def _fill_numbers(spans: Int64, places: Int64, fields: Int64, found: Int64) -> None:
     for row in range(len(fields)):
         for i in range(len(places)):
-            start, stop = spans[places[i], fields[row], 0], spans[places[i], fields[row], 1]
-            value = _digits(start, stop) if start < stop else -1
-            found[row, i] = value if value != 2**32 - 1 else -1
+            found[row, i] = number_of(spans, places[i], fields[row])
+
+
+@Compiled
+def number_of(spans: Int64, event: int, field: int) -> int:
+    """Of one event, the number in a field, as `numbers` tells it."""
+    start, stop = spans[event, field, 0], spans[event, field, 1]
+    value = _digits(start, stop) if start < stop else -1
+    return value if value != 2**32 - 1 else -1
 
 
 def amounts(spans: Int64, places: Int64, field: int) -> Int64:
@@ -93,12 +99,17 @@ def times(spans: Int64, places: Int64, start: int, duration: int) -> tuple[Int64
 @Compiled
 def _fill_times(spans: Int64, places: Int64, start: int, duration: int, start_ns: Int64, end_ns: Int64) -> None:
     for i in range(len(places)):
-        event = places[i]
-        start_ns[i], part = _decimal(spans[event, start, 0], spans[event, start, 1])
-        length_ns, length_part = _decimal(spans[event, duration, 0], spans[event, duration, 1])
-        end_ns[i] = start_ns[i] + length_ns + (part + length_part >= _NS_PART)
-        if start_ns[i] < 0 or length_ns < 0:
-            end_ns[i] = -1
+        start_ns[i], end_ns[i] = times_of(spans, places[i], start, duration)
+
+
+@Compiled
+def times_of(spans: Int64, event: int, start: int, duration: int) -> tuple[int, int]:
+    """Of one event, ns of its start and of its end, as `times` tells them."""
+    start_ns, part = _decimal(spans[event, start, 0], spans[event, start, 1])
+    length_ns, length_part = _decimal(spans[event, duration, 0], spans[event, duration, 1])
+    if start_ns < 0 or length_ns < 0:
+        return start_ns, -1
+    return start_ns, start_ns + length_ns + (part + length_part >= _NS_PART)
 
 
 @Compiled
@@ -124,12 +135,15 @@ def codes(
             event, column = places[i], fields[row]
             if wanted[row, i] and spans[event, instead[row], 1] > 0:
                 column = instead[row]
-            start, stop = spans[event, column, 0], spans[event, column, 1]
-            found[row, i] = _code_of(start, stop, filled, texts, slots, arena) if stop > 0 else -1
+            found[row, i] = code_of(spans, event, column, filled, texts, slots, arena)
 
 
 @Compiled
-def _code_of(start: int, stop: int, filled: Int64, texts: Int64, slots: Int32, arena: Bytes) -> int:
+def code_of(spans: Int64, event: int, field: int, filled: Int64, texts: Int64, slots: Int32, arena: Bytes) -> int:
+    """Of one event, the number of the text in a field, as `codes` tells it."""
+    start, stop = spans[event, field, 0], spans[event, field, 1]
+    if stop == 0:
+        return -1
     key = _key_of(start, stop)
     slot = key & (len(slots) - 1)
     while slots[slot] >= 0 and not _is_text(start, stop, key, texts, slots[slot], arena):
