@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from traceflow.codes import CODES, Code
+from traceflow.schemas import KINDS, OTHERS, schema
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -69,13 +70,21 @@ def family_table(family: re.Match[str]) -> str:
     return "\n".join(("| code | means |", "|---|---|", *rows))
 
 
-def put_codes(_app: Sphinx, page: str, source: list[str]) -> None:
-    """Put the registry into the places that docs/codes.md keeps for it, one per family."""
+def kinds_table() -> str:
+    """All kinds of results, with what prints them and the file of their schema."""
+    rows = (f"| `{kind}` | `{schema(kind)['title']}` | `{kind}.json` |" for kind in (*KINDS, *OTHERS))
+    return "\n".join(("| kind | printed by | in `traceflow/schemas/` |", "|---|---|---|", *rows))
+
+
+def put_registries(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Put codes, one table per family, and kinds of results into the places that pages keep for them."""
     if page == "codes":
         source[0] = FAMILY.sub(family_table, source[0])
+    if page == "json":
+        source[0] = source[0].replace("<!-- kinds -->", kinds_table())
 
 
 def setup(app: Sphinx) -> None:
     """Called by Sphinx."""
     app.connect("builder-inited", write_code_pages)
-    app.connect("source-read", put_codes)
+    app.connect("source-read", put_registries)

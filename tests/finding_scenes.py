@@ -51,8 +51,12 @@ def case(name: str) -> Scene:
 # Traces written by hand
 
 
+def write(build: Callable[[], KinetoTrace], folder: Path) -> None:
+    build().write(folder / "step.json")
+
+
 def written(build: Callable[[], KinetoTrace]) -> Scene:
-    return Scene(build.__name__, lambda folder: build().write(folder / "step.json"))
+    return Scene(build.__name__, partial(write, build))
 
 
 def pageable_copy() -> KinetoTrace:

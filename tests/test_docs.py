@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from sources import ROOT
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-import traceflow
 from traceflow.cli.app import app
 
 DOCS = ROOT / "docs"
@@ -47,13 +48,37 @@ def test_every_verb_and_option_is_documented(name: str) -> None:
     assert {text for text in options(VERBS[name]) if not re.search(rf"`{text}\b", COMMAND_LINE)} == set()
 
 
-def test_the_public_names_are_in_the_reference() -> None:
-    reference = (DOCS / "reference.md").read_text(encoding="utf-8")
-    public = {name for name in traceflow.__all__ if not name.startswith("_")}
-    assert {name for name in public if f"`tf.{name}`" not in reference} == set()
+def reached(page: Path) -> Iterator[Path]:
+    """The pages that the tables of contents of a page lead to; patterns are those of pages that the build writes."""
+    for block in re.findall(r"```{toctree}\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL):
+        for entry in block.split("\n"):
+            if entry and not entry.startswith(":") and "*" not in entry:
+                below = page.parent / f"{entry}.md"
+                yield below
+                yield from reached(below)
 
 
 def test_every_page_can_be_reached() -> None:
-    index = (DOCS / "index.md").read_text(encoding="utf-8")
-    pages = {path.stem for path in DOCS.glob("*.md")} - {"index"}
-    assert pages - set(index.split()) == set()
+    written = DOCS / "codes"  # by the build
+    pages = {path for path in DOCS.rglob("*.md") if written not in path.parents} - {DOCS / "index.md"}
+    assert set(reached(DOCS / "index.md")) == pages
+
+
+def shown_commands() -> Iterator[tuple[str, str]]:
+    """Every command of traceflow that the pages show, with the name of the page."""
+    for page in (ROOT / "README.md", *sorted(DOCS.rglob("*.md"))):
+        if DOCS / "codes" not in page.parents:
+            for command in re.findall(
+                r"^\$ (?:\w+=\S+ )*(traceflow (?:.*\\\n)*.*)$", page.read_text(encoding="utf-8"), re.MULTILINE
+            ):
+                yield page.name, re.sub(r"\\\n\s*", "", command).partition("  #")[0]
+
+
+@pytest.mark.parametrize(("page", "command"), list(shown_commands()))
+def test_every_command_that_is_shown_exists_with_its_options(page: str, command: str) -> None:
+    own = shlex.split(command.partition(" -- ")[0].replace("...", ""))
+    given = {word for word in own if re.fullmatch(r"--?[a-z][a-z-]*", word)}
+    verb = max((verb for verb in VERBS if f"{command} ".startswith(f"{verb} ")), key=len, default="")
+    known = options(VERBS[verb]) if verb else {"--install-completion", "--show-completion"}
+    assert verb or given, f"{page}: no verb in {command}"
+    assert given <= {"--help", *known}
