@@ -1,4 +1,4 @@
-"""Taking out of evidence what says where and by whom it was made: paths, names of hosts and of users.
+"""Taking out of evidence what says where and by whom it was made, and secrets: paths, names of hosts and of users, keys.
 
 What explains a run stays: times, sizes, names of operations and scopes, the name of a source file with its line, and
 paths within installed libraries. Equal names stay equal, so that whatever was joined by name still is.
@@ -7,6 +7,7 @@ paths within installed libraries. Equal names stay equal, so that whatever was j
 from __future__ import annotations
 
 import getpass
+import os
 import re
 import socket
 from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +35,19 @@ _ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.])")
 _NAMED_BY_HOST = re.compile(r"^(.+?)(?:\.xplane\.pb|_\d+\.\d+\.pt\.trace\.json)(?:\.gz)?$")
 _LONG = 1_000  # characters that no name of a file has
 _NOBODY = frozenset({"", "root", "user", "localhost", "unknown", "host", "trace", "rank0"})
+# What secrets are called, in the environment and in metadata; a model has tokens and keys of its own.
+_SECRET = re.compile(
+    r"(?i)(?:^|[_-])(?:api_?key|access_?key|secret|password|passwd|credentials?|(?:[a-z]+_)?token)$"
+    r"|^[A-Z0-9_]*_(?:TOKEN|KEY|SECRET|PASSWORD|CREDENTIALS)$"
+)
+_TOLD_SECRET = re.compile(
+    r"(?i)((?:api[_-]?key|access[_-]?key|secret|password|passwd|(?:api|auth|access)[_-]?token|--token|authorization)"
+    r"[\"']?\s*(?:=|:|\s)\s*(?:bearer\s+)?[\"']?)([^\s\"',;&)\]}]+)"
+)
+_KNOWN_SECRET = re.compile(
+    r"(?<![A-Za-z0-9])(?:sk-|ghp_|gho_|github_pat_|hf_|xox[abp]-|AKIA|AIza)[A-Za-z0-9_-]{16,}|(?<=://)[^\s/:@]+:[^\s/@]+(?=@)"
+)
+_SHORTEST_SECRET = 8  # characters
 _KEYS = frozenset({"hostname", "host", "host_name", "username", "user"})
 
 
@@ -44,6 +58,7 @@ class Redaction:
         hosts: Names of hosts, which become host0, host1 and so on.
         users: Names of users, which become user0 and so on.
         files: Names of hosts that are replaced only where a name of a file begins with them.
+        secrets: Texts that vanish wherever they stand.
 
     Example:
         >>> hide = Redaction(["node17.example.org"], ["ada"])
@@ -53,7 +68,10 @@ class Redaction:
         '…/site-packages/jax/_src/pjit.py:250'
     """
 
-    def __init__(self, hosts: Iterable[str], users: Iterable[str], files: Iterable[str] = ()) -> None:
+    def __init__(
+        self, hosts: Iterable[str], users: Iterable[str], files: Iterable[str] = (), secrets: Iterable[str] = ()
+    ) -> None:
+        self._secrets = _any_of({one for one in secrets if len(one) >= _SHORTEST_SECRET}, before="", after="")
         self._named = {**_numbered("host", {*hosts, *files}), **_numbered("user", {*users})}
         words = self._named.keys() - {*files}
         self._words = _any_of(words, before=r"(?<![A-Za-z0-9])", after=r"(?![A-Za-z0-9])")
@@ -68,20 +86,23 @@ class Redaction:
         replaced in names of files only.
         """
         hosts, users = {socket.gethostname(), socket.getfqdn()}, {_this_user(), Path.home().name}
-        found = set()
+        found, secrets = set[str](), {value for name, value in os.environ.items() if _SECRET.search(name)}
         for text, key in _texts(values):
+            if _SECRET.search(key):
+                secrets.add(text)
             users.update(_USER.findall(text))
             if len(text) < _LONG and (name := _NAMED_BY_HOST.match(re.split(r"[/\\]", text)[-1])):
                 found.add(name[1])
             if key in _KEYS:
                 (users if key.startswith("user") else found).add(text)
         files = {name for name in found - hosts if name.isalpha()}
-        return cls(hosts | (found - files), users, files)
+        return cls(hosts | (found - files), users, files, secrets)
 
     def text(self, text: str) -> str:
-        """A text without paths, hosts, users and addresses."""
+        """A text without paths, hosts, users, addresses and secrets."""
         if (known := self._known.get(text)) is None:
-            known = _PATH.sub(lambda path: _last(path[0]), text)
+            known = _KNOWN_SECRET.sub(_HIDDEN, _TOLD_SECRET.sub(rf"\1{_HIDDEN}", self._secrets.sub(_HIDDEN, text)))
+            known = _PATH.sub(lambda path: _last(path[0]), known)
             known = _ADDRESS.sub("address", _SOURCE.sub(f"{_HIDDEN}/", known))
             for names in (self._words, self._files):
                 known = names.sub(lambda name: self._named[name[0]], known)
