@@ -2,13 +2,15 @@
 
 PYTHON ?= python3
 EXTRAS ?= dev
+EXECUTIONS ?= 1000000
+READERS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 NOTEBOOKS := $(wildcard notebooks/*.ipynb)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo demo-torch test lint types docs notebooks unit matrix bench format constraints clean
+.PHONY: help venv demo demo-torch test lint types docs notebooks unit matrix bench format constraints fuzz audit clean
 
 help: ## say what can be made
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1\t\2/p' $(MAKEFILE_LIST) | expand -t 14
@@ -54,6 +56,16 @@ matrix: venv ## ask every file of the corpus everything, and write the answers i
 
 bench: venv ## measure time and memory on a trace of a million events
 	$(BIN)/python benchmarks/run.py
+
+fuzz: EXTRAS := dev,fuzz
+fuzz: venv ## give hostile input to READERS (all), EXECUTIONS of each (1000000), those of earlier rounds included
+	$(BIN)/pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[$(EXTRAS)]'
+	cd tests && ../$(BIN)/python -m fuzz.run $(READERS) --executions $(EXECUTIONS) --folder ../build/fuzz
+
+audit: ## ask for known weaknesses of everything in constraints.txt; needs the package index
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 format: venv ## format the sources and apply safe fixes
 	$(BIN)/ruff check --fix-only
