@@ -7,10 +7,11 @@ import logging
 import resource
 import sys
 import time
+from pathlib import Path
 
 
 def main(path: str) -> None:
-    """Load the trace at `path`, overlap of communication, critical path of one step."""
+    """Load the trace, or the folder of traces, at `path`; overlap of communication, critical path of one step."""
     logging.disable(logging.WARNING)
     from hta.trace_analysis import TraceAnalysis
 
@@ -19,7 +20,8 @@ def main(path: str) -> None:
     def took(stage: str) -> None:
         seconds[stage] = time.process_time() - sum(seconds.values())
 
-    analysis = TraceAnalysis(trace_files={0: path}, trace_dir="")
+    folder = Path(path).is_dir()
+    analysis = TraceAnalysis(trace_dir=path) if folder else TraceAnalysis(trace_files={0: path}, trace_dir="")
     took("load")
     analysis.get_comm_comp_overlap(visualize=False)
     took("communication")

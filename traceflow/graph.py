@@ -257,6 +257,7 @@ def dependency_graph(
     if late.any():
         arrays = source[~late], target[~late], kind[~late], arrays[3][~late]
     csr, order, closing = _ordered(*arrays, len(time_ns))
+    del arrays, source, target, kind, early_ns, late  # a large capture's take as much memory as its graph
     contradicted += np.bincount(closing, minlength=len(EdgeKind))
     if counted is None:
         counted = slices.lane != NO_LANE

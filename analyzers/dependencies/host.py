@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -115,18 +116,34 @@ def _filled(cut: Cut, rows: Int64, by_engine: Bool) -> _Filled:
     lane = cut.slices.lane[rows]
     threads = np.split(rows, np.flatnonzero(np.diff(lane)) + 1)
     works = np.array([bool(by_engine[thread].any()) for thread in threads])
-    in_gaps = _search(cut, threads, [_gaps(cut, thread) for thread in threads], np.ones(len(threads), bool))
+    in_gaps = _search(cut, threads, _gaps, np.ones(len(threads), bool))
     if not works.any():
         return in_gaps
-    in_calls = _search(cut, threads, [_calls(cut, thread) for thread in threads], works)
+    in_calls = _search(cut, threads, _calls, works)
     in_calls = in_calls.of(by_engine[in_calls.first >> 1])
     return _Filled(*map(np.concatenate, zip(in_gaps, in_calls, strict=True)))
 
 
-def _search(cut: Cut, threads: list[Int64], each: list[_Waits], workers: Bool) -> _Filled:
-    """The intervals of every thread that the work of another, one of the workers, fills."""
+def _within(starts_ns: Int64, waits: _Waits) -> Int64:
+    """How many of the ascending moments lie in each interval, both ends included."""
+    after = np.searchsorted(starts_ns, waits.end_ns, side="right")
+    return after - np.searchsorted(starts_ns, waits.start_ns, side="left")
+
+
+def _search(cut: Cut, threads: list[Int64], intervals: Callable[[Cut, Int64], _Waits], workers: Bool) -> _Filled:
+    """The intervals of every thread that the work of another, one of the workers, fills.
+
+    Most hold no start of such work and are left out before anything is sorted.
+    """
     from traceflow.analyzers.dependencies._sweep import fillings
 
+    starts_ns = [cut.slices.start_ns[thread] for thread in threads]
+    working_ns = np.sort(np.concatenate([own for own, works in zip(starts_ns, workers, strict=True) if works]))
+    each = []
+    for thread, own_ns, works in zip(threads, starts_ns, workers, strict=True):
+        waits = intervals(cut, thread)
+        others = _within(working_ns, waits) - (_within(own_ns, waits) if works else 0)
+        each.append(_Waits(*(column[others > 0] for column in waits)))
     rows = np.concatenate(threads)
     waits = _Waits(*map(np.concatenate, zip(*each, strict=True)))
     number = np.arange(len(threads), dtype=np.int64)
