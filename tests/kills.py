@@ -1,12 +1,15 @@
-"""Kill programs that record, at any moment, and judge what they leave: `python -m kills torch --kills 100`, from `tests`.
+"""Kill programs that record, or read, at any moment, and judge what they leave: `python -m kills torch --kills 100`.
 
 A capture that bears its name is whole: it opens, has all its steps, and their paths tile. Whatever else is left opens and
-says that it is not complete, or is refused in one line.
+says that it is not complete, or is refused in one line. And however the making of a cache ended, whoever reads next
+reads what is in the trace. To be run from `tests`.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import hashlib
 import multiprocessing
 import os
 import random
@@ -21,10 +24,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
+import pytest
+from kineto_builder import KinetoTrace
+
 import traceflow
 from traceflow.capture import read_manifest
 from traceflow.errors import TraceflowError
 from traceflow.run import Run
+from traceflow.trace.kineto import read_kineto
+from traceflow.user_cache import VARIABLE
 
 STEPS, WARMUP = 3, 1
 EXPECTED = list(range(WARMUP, WARMUP + STEPS))
@@ -151,14 +160,68 @@ def _life_s(program: Callable[[Path], None], folder: Path) -> float:
     return life_s
 
 
+def kills_of_readers(count: int, seed: int) -> Counter[str]:
+    """Kill a reader that keeps the columns of a trace so many times, and read again each time."""
+    dice, outcomes = random.Random(seed), Counter[str]()
+    with tempfile.TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as patch:
+        file = large_trace(Path(scratch))
+        patch.setenv(VARIABLE, "off")
+        told = fingerprint(read_kineto(file))
+        life_s = 0.0
+        for number in range(count):
+            cache = Path(scratch, f"cache{number}")
+            patch.setenv(VARIABLE, str(cache))
+            if number % 20 == 0:
+                life_s = killed(_read, file, 300)
+                shutil.rmtree(cache)
+            killed(_read, file, dice.triangular(0, life_s, life_s))
+            left = {one.suffix for one in cache.rglob("*") if one.is_file() and "kernels" not in one.parts}
+            outcomes["kept" if ".npz" in left else "a draft" if left else "nothing"] += 1
+            if fingerprint(read_kineto(file)) != told or fingerprint(read_kineto(file)) != told:
+                raise Wrong(f"after kill {number} the trace was read as another")
+            shutil.rmtree(cache, ignore_errors=True)
+    return outcomes
+
+
+def _read(file: Path) -> None:
+    read_kineto(file)
+
+
+def large_trace(folder: Path) -> Path:
+    """A trace that is worth keeping, changed so long ago that its times tell of any change."""
+    trace = KinetoTrace(rank=0)
+    for number in range(6_000):
+        trace.kernel(
+            f"gemm{number % 50}", 1_000 * number + 500, 1_000 * number + 900, call=(1_000 * number, 1_000 * number + 90)
+        )
+    file = trace.write(folder / "rank0.pt.trace.json")
+    file.write_text(file.read_text() + " " * (4 << 20))
+    os.utime(file, (1, 1))
+    time.sleep(2.1)
+    return file
+
+
+def fingerprint(value: object) -> str:
+    """Equal for equal traces."""
+    if isinstance(value, np.ndarray):
+        return hashlib.sha256(value.tobytes()).hexdigest()
+    if dataclasses.is_dataclass(value):
+        return repr([(f.name, fingerprint(getattr(value, f.name))) for f in dataclasses.fields(value)])
+    return repr(value)
+
+
 def main(arguments: list[str]) -> None:
     """Kill, and tell what was left."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("framework", choices=PROGRAMS)
+    parser.add_argument("what", choices=[*PROGRAMS, "reader"])
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
     chosen = parser.parse_args(arguments)
-    for outcome, count in kills(chosen.framework, chosen.kills, chosen.seed).most_common():
+    if chosen.what == "reader":
+        outcomes = kills_of_readers(chosen.kills, chosen.seed)
+    else:
+        outcomes = kills(chosen.what, chosen.kills, chosen.seed)
+    for outcome, count in outcomes.most_common():
         print(f"{count:4d}  {outcome}")
 
 

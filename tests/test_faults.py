@@ -150,3 +150,7 @@ def test_a_capture_without_the_trace_of_a_rank_says_so(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "a" / "torch")
     with pytest.raises(TraceflowError, match="TF106"):
         traceflow.open(tmp_path / "a")
+
+
+def test_however_the_making_of_a_cache_ends_the_trace_is_read_as_it_is() -> None:
+    assert sum(kills.kills_of_readers(5, seed=3).values()) == 5
