@@ -104,7 +104,8 @@ def test_steps_are_marked() -> None:
     assert [s.span for s in written(build.run()).on("steps", "rank 0")] == [("step 7", 0, 5 * MS)]
 
 
-def test_what_allocators_say_is_counted_even_before_the_first_event() -> None:
+def remembering() -> Run:
+    """Two cards, of which the first hands out 64 bytes before anything runs, and takes 32 back."""
     trace = two_cards().trace()
     zero = np.zeros(2, np.int32)
     memory = MemoryEvents(
@@ -117,7 +118,11 @@ def test_what_allocators_say_is_counted_even_before_the_first_event() -> None:
         reserved_bytes=np.full(2, ABSENT),
         use=np.full(2, MemoryUse.UNKNOWN, np.int8),
     )
-    found = written(Run(Evidence(replace(trace, memory=memory), {}), ("handmade",)))
+    return Run(Evidence(replace(trace, memory=memory), {}), ("handmade",))
+
+
+def test_what_allocators_say_is_counted_even_before_the_first_event() -> None:
+    found = written(remembering())
     assert found.counter("rank 0", "device 0", "allocated bytes (snapshot)") == [(0, 64), (8, 32)]
     assert found.on("rank 0", "device 0", "stream 7")[0].span == ("a", 3, 4 * MS + 3)
     (unit,) = {told.counter.unit for told in found.tracks.values() if told.name.startswith("allocated")}

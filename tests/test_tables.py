@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from handmade import MS, Builder, two_cards
+from jsonschema import Draft202012Validator
 from sources import ROOT
 
 import traceflow as tf
@@ -20,6 +21,7 @@ from traceflow.errors import TraceflowError
 from traceflow.export.schema import TABLES
 from traceflow.export.subject import Answers
 from traceflow.export.tables import table
+from traceflow.schemas import schema
 from traceflow.trace.model import Kind
 
 duckdb = pytest.importorskip("duckdb", reason="it answers queries")
@@ -137,6 +139,7 @@ def test_the_queries_of_the_page_are_answered(sql: str, tables: Path, capsys: Ca
     for form in ("text", "csv", "json"):
         assert main(["query", str(tables), sql, "--format", form]) == 0
     document = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert [*Draft202012Validator(schema("query")).iter_errors(document)] == []
     assert document["result"]["columns"]
 
 

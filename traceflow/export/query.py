@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 _BEYOND_JSON = 1 << 63
+_FIRST = ("ranks", "lanes", "events", "segments", "slices", "edges")  # tables that every version wrote
 _ISOLATED = {
     "autoinstall_known_extensions": "false",
     "autoload_known_extensions": "false",
@@ -77,7 +78,7 @@ def query(source: Answers | Path, sql: str) -> QueryResult:
     """
     duckdb = _duckdb()
     with duckdb.connect(":memory:", config=_ISOLATED) as connection:
-        for name in _named(sql):
+        for name in _named(sql, source):
             connection.register(name, _content(source, name))
         connection.execute("SET enable_external_access = false")
         connection.execute("SET lock_configuration = true")
@@ -90,13 +91,13 @@ def query(source: Answers | Path, sql: str) -> QueryResult:
             names, types = tuple(str(column[0]) for column in told), tuple(str(column[1]) for column in told)
             return QueryResult(names, types, tuple(found.fetchall()))
         except duckdb.Error as error:
-            hint = f"correct it; the tables are {', '.join(TABLES)}"
+            hint = f"correct it; the tables are {', '.join(_named('', source))}"
             raise _refused(sql, " ".join(str(error).split("\n\nLINE")[0].split()), hint) from error
 
 
 def holds_tables(folder: Path) -> bool:
-    """Whether `write_parquet` wrote into a folder."""
-    return all((folder / f"{name}.parquet").is_file() for name in TABLES)
+    """Whether `write_parquet` wrote into a folder, be it an earlier version's, which has fewer tables."""
+    return all((folder / f"{name}.parquet").is_file() for name in _FIRST)
 
 
 def _duckdb() -> Any:
@@ -108,10 +109,11 @@ def _duckdb() -> Any:
     return duckdb
 
 
-def _named(sql: str) -> Iterable[str]:
+def _named(sql: str, source: Answers | Path) -> Iterable[str]:
     """The tables that a query may be about; all where it names none, as in SHOW TABLES."""
     words = {word.lower() for word in re.findall(r"\w+", sql)}
-    return [name for name in TABLES if name in words] or TABLES
+    there = [name for name in TABLES if isinstance(source, Answers) or (source / f"{name}.parquet").is_file()]
+    return [name for name in there if name in words] or there
 
 
 def _content(source: Answers | Path, name: str) -> object:

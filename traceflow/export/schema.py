@@ -168,6 +168,92 @@ memory_events: One row per allocation or release.
   allocated_bytes int64? bytes measured in all after it
   reserved_bytes int64? bytes measured what the allocator holds after it, used or not
   use string - recorded such as `parameter`, `activation` or `gradient`
+allocators: One row per allocator and device.
+  rank int32 - recorded
+  device int32? - recorded null for memory of the host
+  source string - recorded who tells: `event`, `snapshot` or `timeline`; never add up several
+  events int64 - recorded
+  peak_bytes int64? bytes measured most that was handed out
+  peak_time_ns int64? ns measured when that was
+  reserved_peak_bytes int64? bytes measured most that was held, used or not
+traffic: One row per device and interface.
+  rank int32 - recorded
+  device int32? - recorded
+  interface string - derived between what the bytes were moved
+  size_bytes int64 bytes derived
+  window_ns int64 ns measured in how long
+  evidence string - derived where the bytes come from: `measured`, `compiler` or `derived`
+operations: One row per operation: an instruction of a program, an operator of PyTorch, a collective, a kernel or a copy.
+  kind string - derived `instruction`, `operator`, `collective`, `kernel` or `copy`
+  name string - recorded
+  detail string - compiler opcode or shapes
+  program string? - compiler name of the program
+  source string? - compiler file and line
+  executions int64 - measured on all devices together
+  flops int64? - derived of all executions
+  memory_bytes int64? bytes derived read and written by all executions, each operand once
+  payload_bytes int64? bytes derived that each end of a collective sends
+  measured_ns int64 ns measured sum over all executions
+  waits bool - derived whether that holds waiting that could not be told apart
+  compute_bound_ns int64? ns derived `flops` over the peak rate of the hardware
+  memory_bound_ns int64? ns derived `memory_bytes` over its bandwidth
+  link_bound_ns int64? ns derived `payload_bytes` over its links
+  recomputed bool? - derived whether it computes again what was there before
+moe_layers: One row per layer with experts, all recorded steps of the window together.
+  layer int32 - recorded
+  calls int64 - recorded
+  experts int32 - recorded
+  topk int32 - recorded experts of each token
+  tokens int64? - recorded
+  assignments int64 - recorded pairs of a token and an expert, the dropped ones included
+  dropped int64 - recorded
+  executed_rows int64 - derived rows that experts multiply
+  capacity_padding_rows int64 - derived
+  alignment_padding_rows int64 - derived
+  masked_rows int64 - derived multiplied, and then thrown away
+  hot_expert int32 - derived expert with most assignments
+  hot_expert_ratio double? - derived its assignments over the mean
+  rank_imbalance_ratio double? - derived rows of the rank that multiplies most, over the mean
+  dispatch_bytes int64? bytes derived to the experts
+  combine_bytes int64? bytes derived back
+  remote_bytes int64? bytes derived of both, what leaves its participant
+  useful_bytes int64? bytes derived of that, rows with a token
+  balance_saved_ns int64? ns derived what perfect balance would save, by replay
+moe_experts: One row per expert of a layer.
+  layer int32 - recorded row of `moe_layers`
+  expert int32 - recorded
+  assignments int64 - recorded
+  executed_rows int64 - derived
+moe_stages: One row per stage of the experts' work, direction and participant.
+  stage string - recorded `route`, `dispatch`, `experts`, `combine` and the like
+  direction string - derived `forward` or `backward`
+  rank int32 - recorded
+  device int32? - recorded
+  duration_ns int64 ns measured waits included
+  work_ns int64 ns measured without waits
+  path_ns int64 ns derived of that, what lies on the critical path
+arrays: One row per argument, result and constraint of programs that run on several devices.
+  program string - compiler
+  name string - recorded
+  role string - derived `argument`, `result` or `constraint`
+  dtype string - compiler
+  global_shape string - compiler on all devices together
+  local_shape string? - compiler on each device
+  intended string? - recorded how it is to lie; null where that is not stated
+  compiled string? - compiler how it lies
+  matches bool? - derived null where it cannot be told
+  source string? - recorded file and line
+program_collectives: One row per collective in programs that run on several devices.
+  program string - compiler
+  name string - compiler
+  op string - compiler
+  mesh_axes string? - derived axes of the mesh along which devices take part; null where no name fits
+  payload_bytes int64? bytes derived that each device sends in one execution
+  expected bool? - derived whether what the author wrote calls for it
+  executions int64? - measured on all devices together
+  total_ns int64? ns measured sum over the executions
+  scope string? - compiler
+  source string? - compiler file and line
 findings: One row per finding on steps, the critical path, communication and memory.
   code string - derived as `traceflow explain` knows it
   severity string - derived `info`, `warning` or `error`
@@ -183,7 +269,7 @@ class Column:
     """One column."""
 
     name: str
-    type: str  # as Arrow names it: int32, int64, string or bool
+    type: str  # as Arrow names it: int32, int64, double, string or bool
     nullable: bool
     unit: str  # ns or bytes, "" for what has none
     provenance: str  # recorded, measured, derived or compiler

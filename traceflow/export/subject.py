@@ -6,10 +6,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
+from traceflow.analyzers.budget import Budget
 from traceflow.analyzers.communication import Communication
 from traceflow.analyzers.critical_path import CriticalPath
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.memory import Memory
+from traceflow.analyzers.moe import Moe
+from traceflow.analyzers.sharding import Sharding
 from traceflow.analyzers.summary import Summary
 from traceflow.graph import DependencyGraph
 from traceflow.program.module import Programs
@@ -49,6 +52,15 @@ class Subject(Protocol):
 
     def memory(self) -> Memory:
         """What is in memory at the peak."""
+
+    def budget(self, *, step: int | None = None) -> Budget:
+        """What operations took, and what they need at least."""
+
+    def moe(self, *, step: int | None = None) -> Moe:
+        """How tokens went to experts."""
+
+    def sharding(self, *, step: int | None = None) -> Sharding:
+        """How arrays lie, and what that sends."""
 
 
 @dataclass(frozen=True)
@@ -92,3 +104,18 @@ class Answers:
     def memory(self) -> Memory:
         """What is in memory at the peak."""
         return self.run.memory()
+
+    @cached_property
+    def budget(self) -> Budget:
+        """What operations of the window took, and what they need at least."""
+        return self.run.budget(step=self.step)
+
+    @cached_property
+    def moe(self) -> Moe:
+        """How tokens went to experts in the window."""
+        return self.run.moe(step=self.step)
+
+    @cached_property
+    def sharding(self) -> Sharding:
+        """How arrays lie, and what that sends."""
+        return self.run.sharding(step=self.step)

@@ -12,6 +12,7 @@ from traceflow.analyzers.attribution.purposes import UNKNOWN
 from traceflow.analyzers.window import NO_STEP, step_of_events
 from traceflow.export.schema import TABLES, VERSION, Column
 from traceflow.export.subject import Answers
+from traceflow.export.workload_tables import WORKLOAD, attributes
 from traceflow.graph import EdgeKind, SliceKind
 from traceflow.result import Result
 from traceflow.trace.model import ABSENT, Int64, Kind, LaneKind, MemorySource, MemoryUse, Rows, Text
@@ -83,7 +84,12 @@ def _valid(text: str) -> str:
 
 
 _OF_EVENTS = frozenset({"events", "lanes", "steps"})
-_OF_WORK = frozenset({"segments", "communication", "collectives", "participants", "messages", "slices", "edges"})
+_OF_WORK = frozenset(
+    {
+        *("segments", "communication", "collectives", "participants", "messages", "slices", "edges", "operations"),
+        *("moe_layers", "moe_experts", "moe_stages"),
+    }
+)
 
 
 def _told(of: Answers, name: str) -> bool:
@@ -141,12 +147,7 @@ def _events(of: Answers) -> Mapping[str, Values]:
 
 
 def _steps(of: Answers) -> Mapping[str, Values]:
-    return _attributes("steps", of.summary.steps)
-
-
-def _attributes(name: str, rows: Sequence[object]) -> dict[str, Values]:
-    """Columns of rows that call what they hold as the table does."""
-    return {column.name: [getattr(row, column.name) for row in rows] for column in TABLES[name].columns}
+    return attributes("steps", of.summary.steps)
 
 
 def _segments(of: Answers) -> Mapping[str, Values]:
@@ -296,7 +297,7 @@ def _findings(of: Answers) -> Mapping[str, Values]:
     results: list[Result] = [of.memory]
     if of.works:
         results = [of.summary, of.critical_path, of.communication, *results]
-    return _attributes("findings", [finding for result in results for finding in result.findings])
+    return attributes("findings", [finding for result in results for finding in result.findings])
 
 
 _BUILDERS: Mapping[str, Callable[[Answers], Mapping[str, Values]]] = {
@@ -315,5 +316,6 @@ _BUILDERS: Mapping[str, Callable[[Answers], Mapping[str, Values]]] = {
     "instructions": _instructions,
     "buffers": _buffers,
     "memory_events": _memory_events,
+    **WORKLOAD,
     "findings": _findings,
 }

@@ -30,8 +30,8 @@ KINDS = (
 )
 """The results that have a schema."""
 
-OTHERS = ("doctor",)
-"""What is about no run, and comes without an envelope."""
+OTHERS = ("doctor", "query")
+"""What comes without an envelope: `doctor` is about no run, and a query asks tables."""
 
 _PARTS = ("envelope", "definitions")
 
