@@ -105,13 +105,16 @@ class NsightProfile:
             self.add("TARGET_INFO_NVTX_CUDA_DEVICE", name=xla, hwId=0, vmId=1, deviceId=gpu)
         return NsightProcess(self, pid, cuda)
 
-    def write(self, path: Path, *, without: Collection[str] = (), more: Mapping[str, str] | None = None) -> Path:
+    def write(
+        self, path: Path, *, without: Collection[str] = (), more: Mapping[str, str] | None = None, suffix: str = ""
+    ) -> Path:
         """Write the database.
 
         Args:
             path: Where to.
             without: Tables, or columns as "table.column", to leave out.
             more: By table, columns that a later version has as well.
+            suffix: What a version appends to the names of all tables.
         """
         if self.epoch_ns is not None:
             self.add("TARGET_INFO_SESSION_START_TIME", utcEpochNs=self.epoch_ns, utcTime="", localTime="")
@@ -133,10 +136,10 @@ class NsightProfile:
                 quoted = ", ".join(
                     f'"{name}" {column.partition(" ")[2]}' for name, column in zip(names, columns, strict=True)
                 )
-                connection.execute(f'CREATE TABLE "{table}" ({quoted.replace(" NOT NULL", "")})')
+                connection.execute(f'CREATE TABLE "{table}{suffix}" ({quoted.replace(" NOT NULL", "")})')
                 marks = ", ".join("?" * len(names))
                 cells = [[row.get(name) for name in names] for row in rows]
-                connection.executemany(f'INSERT INTO "{table}" VALUES ({marks})', cells)  # noqa: S608 - of this file
+                connection.executemany(f'INSERT INTO "{table}{suffix}" VALUES ({marks})', cells)  # noqa: S608 - of this file
             connection.commit()
         return path
 

@@ -429,6 +429,11 @@ def test_columns_of_a_later_schema_change_nothing(tmp_path: Path) -> None:
     assert same(later, traceflow.open(full_profile().write(tmp_path / "now.sqlite")).trace)
 
 
+def test_tables_whose_names_end_in_a_version_are_the_same_tables(tmp_path: Path) -> None:
+    versioned = traceflow.open(full_profile().write(tmp_path / "versioned.sqlite", suffix="_V3")).trace
+    assert same(versioned, traceflow.open(full_profile().write(tmp_path / "plain.sqlite")).trace)
+
+
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32))
 def test_the_order_of_rows_changes_nothing(tmp_path_factory: pytest.TempPathFactory, seed: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -19,6 +20,8 @@ LATEST_NS = 1 << 56
 """No session takes two years."""
 
 _ROWS_AT_ONCE = 1 << 16
+_VERSIONED = re.compile(r"(.+)_V(\d{1,3})", re.IGNORECASE)
+_PLAIN = 1_000  # more than any version
 _OWN = ("CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS", "TARGET_INFO_", "OSRT_API")
 
 
@@ -28,7 +31,8 @@ class Tables:
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
         found = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-        self._columns = {str(name): self._columns_of(str(name)) for (name,) in found.fetchall()}
+        self._named = _latest(str(name) for (name,) in found.fetchall())
+        self._columns = {name: self._columns_of(name) for name in self._named}
 
     def __contains__(self, table: str) -> bool:
         return table in self._columns
@@ -73,24 +77,28 @@ class Tables:
     def texts_used(self, columns: Iterable[tuple[str, str]]) -> dict[int, str]:
         """Numbered texts, as far as columns of other tables name them: an export may hold millions more."""
         there = [(table, column) for table, column in columns if self.has(table, column)]
-        uses = [f"SELECT {_quoted(column)} FROM {_quoted(table)}" for table, column in there]  # noqa: S608 - quoted
+        uses = [f"SELECT {_quoted(column)} FROM {self._quoted(table)}" for table, column in there]  # noqa: S608 - quoted
         if not uses or not (self.has("StringIds", "id") and self.has("StringIds", "value")):
             return {}
-        asked = f"SELECT id, value FROM StringIds WHERE typeof(value) = 'text' AND id IN ({' UNION '.join(uses)})"  # noqa: S608 - quoted
+        asked = f"SELECT id, value FROM {self._quoted('StringIds')} WHERE typeof(value) = 'text' AND id IN ({' UNION '.join(uses)})"  # noqa: S608 - quoted
         return {int(number): str(text) for number, text in self._connection.execute(asked) if isinstance(number, int)}
 
     def _columns_of(self, table: str) -> frozenset[str]:
-        return frozenset(str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({_quoted(table)})"))
+        return frozenset(str(row[1]) for row in self._connection.execute(f"PRAGMA table_info({self._quoted(table)})"))
+
+    def _quoted(self, table: str) -> str:
+        """A table as the file calls it."""
+        return _quoted(self._named[table])
 
     def _count(self, table: str) -> int:
         if table not in self:
             return 0
-        return int(self._connection.execute(f"SELECT count(*) FROM {_quoted(table)}").fetchone()[0])  # noqa: S608 - quoted
+        return int(self._connection.execute(f"SELECT count(*) FROM {self._quoted(table)}").fetchone()[0])  # noqa: S608 - quoted
 
     def _rows(self, table: str, cells: list[str]) -> Iterator[list[tuple[object, ...]]]:
         if not cells:
             return
-        found = self._connection.execute(f"SELECT {', '.join(cells)} FROM {_quoted(table)}")  # noqa: S608 - quoted
+        found = self._connection.execute(f"SELECT {', '.join(cells)} FROM {self._quoted(table)}")  # noqa: S608 - quoted
         while rows := found.fetchmany(_ROWS_AT_ONCE):
             yield rows
 
@@ -119,6 +127,21 @@ def looks_like_nsight(file: Path) -> bool:
             return "StringIds" in tables and any(name.startswith(_OWN) for name in tables.names)
     except TraceflowError:
         return file.suffix == ".sqlite"  # a rank whose export is damaged must not vanish without a word
+
+
+def _latest(tables: Iterable[str]) -> dict[str, str]:
+    """Tables by their names without the version that some exporters append, of several the one without, or the latest.
+
+    Example:
+        >>> _latest(["NVTX_EVENTS_V3", "NVTX_EVENTS_V2", "StringIds", "StringIds_V2"])
+        {'NVTX_EVENTS': 'NVTX_EVENTS_V3', 'StringIds': 'StringIds'}
+    """
+    found: dict[str, tuple[int, str]] = {}
+    for table in tables:
+        match = _VERSIONED.fullmatch(table)
+        name, version = (table, _PLAIN) if match is None else (match[1], int(match[2]))
+        found[name] = max((version, table), found.get(name, (-1, "")))
+    return {name: table for name, (_, table) in found.items()}
 
 
 def _quoted(name: str) -> str:
