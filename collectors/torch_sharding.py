@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -50,15 +50,21 @@ class Audited:
 
 
 @contextmanager
-def audit(model: torch.nn.Module, *, plan: Mapping[str, object] | None = None) -> Generator[Audited]:
+def audit(
+    model: torch.nn.Module,
+    *,
+    plan: Mapping[str, object] | None = None,
+    folder: str | os.PathLike[str] | None = None,
+) -> Generator[Audited]:
     """Watch one step of a model: how its parameters lie, and what is laid out anew by which collectives.
 
     Args:
         model: What the step runs, after `parallelize_module` and `fully_shard`.
         plan: What `parallelize_module` was given for it: styles by the names of modules.
+        folder: Where to save it in any case; of a step that raises, what it did until then is saved.
 
     Yields:
-        What to save after the step. Parameters and their values are those before the step.
+        What to save after the step, where no folder was named. Parameters and their values are those before the step.
     """
     audited, missing = Audited(), list[str]()
     try:
@@ -68,13 +74,11 @@ def audit(model: torch.nn.Module, *, plan: Mapping[str, object] | None = None) -
         missing.append(f"parameters: {reason(error)}")
     modules = Modules(model)
     watch = Watch(modules, names)
-    try:
-        with watching(watch):
-            yield audited
-    finally:
+
+    def content() -> TorchAudit:
         modules.close()
         rank, world_size = _place()
-        audited.content = TorchAudit(
+        return TorchAudit(
             rank=rank,
             world_size=world_size,
             modules=tuple(name for name, _ in model.named_modules() if name),
@@ -87,6 +91,20 @@ def audit(model: torch.nn.Module, *, plan: Mapping[str, object] | None = None) -
             meshes=tuple(watch.meshes),
             missing=(*missing, *watch.missing),
         )
+
+    try:
+        with watching(watch):
+            yield audited
+    except BaseException as error:
+        missing.append(f"the rest of the step: it raised {type(error).__name__}")
+        audited.content = content()
+        if folder is not None:
+            with suppress(OSError):  # the error of the program is the one to be seen
+                audited.save(folder)
+        raise
+    audited.content = content()
+    if folder is not None:
+        audited.save(folder)
 
 
 def _place() -> tuple[int, int]:

@@ -22,7 +22,7 @@ from traceflow.cli import main
 from traceflow.collectors.workloads import torch_processes
 from traceflow.errors import TraceflowError
 from traceflow.intent.intent import intent
-from traceflow.program.torch_audit import Parameter, TorchAudit, TorchMesh, encoded
+from traceflow.program.torch_audit import Parameter, TorchAudit, TorchMesh, encoded, read_torch_audit
 
 _SPELLED = {  # as PyTorch counts them
     "all_gather_into_tensor": "all-gather",
@@ -250,3 +250,16 @@ def test_placements_of_a_capture_are_read_where_nothing_was_audited(tmp_path: Pa
     assert dict(result.mesh.axes) == {"data": 2, "tensor": 4}
     assert [(row.name, str(row.compiled)) for row in result.arrays] == [("up.weight", "P('tensor')"), ("bias", "P()")]
     assert "placements alone" in result.skipped[1].reason
+
+
+def test_of_a_step_that_raises_what_it_did_until_then_is_saved(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    from traceflow.collectors.torch_sharding import audit
+
+    model = torch.nn.Linear(4, 4)
+    with pytest.raises(RuntimeError, match="shapes"), audit(model, folder=tmp_path):
+        model(torch.ones(2, 3))
+    (file,) = tmp_path.iterdir()
+    kept = read_torch_audit(file)
+    assert [one.name for one in kept.parameters] == ["weight", "bias"]
+    assert kept.missing == ("the rest of the step: it raised RuntimeError",)
