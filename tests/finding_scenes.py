@@ -26,6 +26,7 @@ class Scene:
     name: str
     lay: Callable[[Path], None]
     live: bool = False
+    cores: int | None = None  # at most so many, or the finding need not show
 
 
 def nothing(_folder: Path) -> None:
@@ -92,6 +93,22 @@ def counts_copied_to_the_host() -> KinetoTrace:
     card.kernel("count", MS, 8 * MS, call=(0, MS))
     card.runtime("cudaStreamSynchronize", 2 * MS, 8 * MS)
     return card
+
+
+def ring_of_operators(product: int, message: tuple[int, int], folder: Path) -> None:
+    """Three cards: each sends its block to the one before it twice, at a moment of its round."""
+    sizes = {"Input Dims": [[64, 64], [64, 64]], "Input type": ["float"] * 2}
+    for rank in range(3):
+        card = KinetoTrace(rank=rank, world_size=3)
+        for turn, at in enumerate(range(0, 60_000, 20_000)):
+            card.host("aten::mm", at + 1_000, at + 2_000, arguments=sizes)
+            card.kernel("gemm", at + 5_000, at + 5_000 + product, call=(at + 1_200, at + 1_800))
+            if turn < 2:
+                begin, end = at + message[0], at + message[1]
+                card.send(begin, end, to=(rank - 1) % 3, call=(at + 200, at + 300), stream=20, elements=1000)
+                card.receive(begin, end, source=(rank + 1) % 3, call=(at + 400, at + 500), stream=21, elements=1000)
+        (folder / "runs" / "ring").mkdir(parents=True, exist_ok=True)
+        card.write(folder / "runs" / "ring" / f"rank{rank}.json")
 
 
 # Programs that are compiled, and not run
@@ -288,7 +305,7 @@ SCENES = {
     "TF213": Scene("padded", padded),
     "TF214": BERT,
     "TF215": written(product_under_a_checkpoint),
-    "TF216": DEMO,
+    "TF216": Scene("demo", demo, live=True, cores=8),
     "TF217": DEMO,
     "TF218": DEMO,
     "TF219": DEMO,
@@ -317,8 +334,8 @@ SCENES = {
     "TF261": ring("summed_again"),
     "TF262": ring("one_too_many"),
     "TF263": ring("in_turn"),
-    "TF264": DEMO,
-    "TF265": FORMS,
+    "TF264": Scene("ring in turn", partial(ring_of_operators, 10_000, (15_000, 20_000))),
+    "TF265": Scene("ring of short products", partial(ring_of_operators, 2_000, (6_000, 18_000))),
     "TF266": case("gather_then_matmul"),
     "TF281": Scene("two forms that differ", two_forms_that_differ, live=True),
     "TF282": FORMS,

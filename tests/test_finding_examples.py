@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -23,6 +24,8 @@ _LAID: dict[str, Path] = {}
 def laid(entry: Code, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder with the scene of an example; one for all that share it."""
     scene = SCENES[entry.code]
+    if scene.cores is not None and (os.cpu_count() or 1) > scene.cores:
+        pytest.skip(f"more than {scene.cores} cores: threads need not wait for one another")
     if scene.name not in _LAID:
         folder = tmp_path_factory.mktemp("scene")
         scene.lay(folder)

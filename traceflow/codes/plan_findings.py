@@ -156,9 +156,9 @@ PLAN_FINDINGS = (
             "exposed > 10 % of the time of the permutes, and less than half of it would be left if products hid all "
             "that they are long enough for."
         ),
-        example="A ring on eight virtual devices: threads of one host do not send while they multiply.",
-        command="traceflow show collective-matmul demo/ring",
-        output="the product is cut into rounds, but its permutes do not hide behind them (measured",
+        example="Three cards: each round multiplies for 10 us, and only then sends its block on, for 5 us.",
+        command="traceflow show collective-matmul runs/ring",
+        output="TF264 warning: aten::mm [[64, 64], [64, 64]]: the product is cut into rounds, but its permutes do not hide behind them (measured, 10.000 us)",
     ),
     Code(
         "TF265",
@@ -166,9 +166,9 @@ PLAN_FINDINGS = (
         "The products of the rounds take less time than the transfers that they are to hide.",
         "Cut into fewer and larger pieces, or send in both directions.",
         formula="2 (transfers - time of the products beside them) >= exposed.",
-        example="Four rounds of 8 by 16 by 16 on four devices: a product takes less than its permute.",
+        example="The same with products of 2 us, and messages of 12 us beside them.",
         command="traceflow show collective-matmul runs/ring",
-        output="the products of its rounds are shorter than what is sent meanwhile (measured",
+        output="TF265 warning: aten::mm [[64, 64], [64, 64]]: the products of its rounds are shorter than what is sent meanwhile (measured, 22.000 us)",
     ),
     Code(
         "TF266",
