@@ -14,15 +14,18 @@ import sys
 import tarfile
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
+
+from device_checks import CHECKS, Check, tiles
 
 import traceflow
 from traceflow.capture import read_manifest
 
-PATIENCE_S = 55  # for one recording; five of them fit in five minutes
+PATIENCE_S = 45  # for one recording; seven of them, and what is asked of them, fit in six minutes
 STEPS = 3
+PROGRAMS = Path(__file__).resolve().with_name("device_programs.py")
 WORKLOADS = "traceflow.collectors.workloads"
 CLI = "import sys; from traceflow.cli import main; sys.exit(main())"
 SETTINGS = {
@@ -37,7 +40,8 @@ def commands(folder: Path, platform: str) -> dict[str, list[str]]:
     one = ["--devices", "1", "--steps", f"{STEPS}", "--platform", platform, "--output"]
     run = [python, "-c", CLI, "run", "--steps", f"{STEPS}", "--output"]
     torchrun = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    return {
+    product = {name: [python, f"{PROGRAMS}", name, platform, f"{folder / name / 'capture'}"] for name in CHECKS}
+    return product | {
         "matmul": [python, "-m", f"{WORKLOADS}.collective_matmul", *one, f"{folder / 'matmul'}"],
         "moe-jax": [
             python,
@@ -82,6 +86,7 @@ def checked(name: str, command: list[str], folder: Path, out: Path, platform: st
     try:
         subprocess.run(command, check=True, timeout=PATIENCE_S, env=environment, stdout=sys.stderr)
         result["captures"] = [figures(capture, platform) for capture in captures(folder / name)]
+        result["checks"] = held(folder / name, CHECKS.get(name, ()))
     except (AssertionError, OSError, subprocess.SubprocessError, traceflow.TraceflowError) as error:
         result["problem"] = f"{type(error).__name__}: {error}"
     left = sorted(folder.glob(f"{name}*"))
@@ -114,8 +119,7 @@ def figures(capture: Path, platform: str) -> dict[str, Any]:
     run = traceflow.open(capture)
     steps = run.trace.marks.step.tolist()
     assert len(steps) == STEPS, f"{len(steps)} steps were recorded"
-    for step in (None, *steps):
-        assert_tiles(run.critical_path(step=step))
+    tiles(run, {})
     path = run.critical_path(step=steps[-1])
     summary = run.summary()
     assert platform == "cpu" or summary.devices, "the trace has no device"
@@ -132,11 +136,22 @@ def figures(capture: Path, platform: str) -> dict[str, Any]:
     }
 
 
-def assert_tiles(path: Any) -> None:
-    """Each segment ends where the next begins, from the start of the window to its end."""
-    starts = path.segments.start_ns.tolist()
-    ends = [start + ns for start, ns in zip(starts, path.segments.duration_ns.tolist(), strict=True)]
-    assert [path.window.start_ns, *ends] == [*starts, path.window.end_ns], "the path does not tile the window"
+def held(folder: Path, checks: Sequence[Check]) -> dict[str, Any]:
+    """What each check found; all are made, and what failed is told at once."""
+    if not checks:
+        return {}
+    run, measured = traceflow.open(folder / "capture"), json.loads((folder / "told.json").read_text())
+    found: dict[str, Any] = {}
+    failed = []
+    for check in checks:
+        try:
+            found[check.__name__] = check(run, measured)
+        except (AssertionError, traceflow.TraceflowError) as error:
+            found[check.__name__] = str(error)
+            failed.append(f"{check.__name__}: {error}")
+    say(f"{folder.name}: {json.dumps(found)}")
+    assert not failed, "; ".join(failed)
+    return found
 
 
 def train_jax(platform: str) -> None:

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Record small workloads on a machine with an NVIDIA GPU, and check that the captures open and their paths tile.
-# Without a GPU the same is done on the CPU. Needs no network; takes at most five minutes.
+# Without a GPU the same is done on the CPU. Needs no network; takes at most six minutes.
 # usage: scripts/device_check.sh [WHEELS]
 #   WHEELS   folder of the wheels that the machine lacks (.whl); installed beside the rest, nothing is replaced
 #   $OUT     where the captures and results.json go (build/device)
