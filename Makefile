@@ -44,8 +44,8 @@ types: venv ## check types
 docs: venv ## build the documentation in build/docs, warnings are errors
 	$(BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going docs build/docs
 
-notebooks: venv ## execute the notebooks
-	$(if $(NOTEBOOKS),$(BIN)/jupyter execute $(NOTEBOOKS))
+notebooks: venv ## execute the notebooks, two at a time
+	printf '%s\0' $(NOTEBOOKS) | xargs -0 -n 1 -P 2 $(BIN)/jupyter execute
 
 # Last of the checks, so that the output of `make test` ends with the count of tests.
 unit: venv ## run the tests and the examples in docstrings

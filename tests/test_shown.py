@@ -194,10 +194,13 @@ def test_what_is_not_available_is_told_with_its_reason() -> None:
 
 
 def test_figures_by_kind_are_told_in_one_unit() -> None:
-    said: dict[str, Json] = {"makespan_ns": 22 * MS, "by_kind_ns": {"compute": 20 * MS, "transfer": 1_500_000}}
+    compared: dict[str, Json] = {"a": 10 * MS, "b": 20 * MS, "change_ratio": 1.0, "significant": True}
+    parts: dict[str, Json] = {"compute": 20 * MS, "transfer": 1_500_000}
+    said: dict[str, Json] = {"makespan_ns": 22 * MS, "by_kind_ns": parts, "step_ns": compared}
     text = as_text(Said(pd.DataFrame(), said=said))
     assert "makespan 22.000 ms\n" in text
-    assert "by kind (ms): compute 20.000, transfer 1.500" in text
+    assert "by kind (ms): compute 20.000, transfer 1.500\n" in text
+    assert text.endswith("step (ms): a 10.000, b 20.000")
 
 
 def test_a_terminal_that_is_narrow_loses_the_columns_that_matter_least() -> None:

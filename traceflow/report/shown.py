@@ -180,9 +180,12 @@ def _figures(result: Result) -> list[str]:
 def _parts(name: str, value: Mapping[str, Any]) -> str:
     """Figures by kind or by rank, in one unit where the whole tells it; nothing where there are too many."""
     figures = {key: v for key, v in value.items() if _is_figure(v) and not isinstance(v, str)}
+    inherits = name.endswith("_ns")  # what an object of durations holds beside them has a unit of its own
+    if inherits:
+        figures = {k: v for k, v in figures.items() if not isinstance(v, bool) and not k.endswith("_ratio")}
     if not 0 < len(figures) <= _MOST_PARTS:
         return ""
-    if not name.endswith("_ns"):
+    if not inherits:
         return f"{words(name)}: {', '.join(f'{words(key)} {_amount(key, v)}' for key, v in figures.items())}"
     head, text = _scale(name, list(figures.values()))
     return f"{head}: {', '.join(f'{key} {text(v)}' for key, v in figures.items())}"
