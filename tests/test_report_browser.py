@@ -220,6 +220,21 @@ def test_slack_is_told_off_the_path(tab: Tab) -> None:
     assert told[told.index("slack") + 1] == "8\u202fms"
 
 
+def test_what_the_program_tells_is_told_of_every_slice(empty: Tab, tmp_path: Path) -> None:
+    program = small()
+    run = Run(Evidence(executing(program), {7: program}), ("a",))
+    empty.page.goto(write_report(run, tmp_path / "report.html").as_uri())
+    told = set()
+    for share in range(2, 100, 4):
+        empty.point_at(empty.across(share / 100), 32)
+        said = empty.bubble()
+        if "source" in said:
+            told.add((said[0], said[said.index("source") + 1]))
+    known = {name: source for name, source in zip(program.instruction_name, program.source, strict=True) if source}
+    assert told
+    assert all(known[name] == source for name, source in told)
+
+
 def test_the_path_can_be_walked_by_keyboard(tab: Tab) -> None:
     told = []
     for _ in range(4):

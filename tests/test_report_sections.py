@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import test_round_times as rounds
-from handmade import MS, Builder, two_rounds
+from handmade import MS, Builder, steps, two_rounds
 from kineto_builder import opened
 from pages import Node, Page, page_of, rows, section, table_called
 from test_window import card
@@ -78,6 +78,13 @@ def test_a_plan_is_told_with_what_differs_first(tmp_path: Path) -> None:
         (row[0] for row in told), key=["differs", "cannot be told", "agrees"].index
     )
     assert "differ," in section(page, "plan").text
+
+
+def test_a_whole_capture_says_how_to_look_at_less() -> None:
+    assert "Nothing marks steps" in section(page_of(two_rounds().run()), "verdict").text
+    assert "It holds 3 steps" in section(page_of(steps(10, 12, 17).run()), "verdict").text
+    assert "--step" not in section(page_of(steps(10, 12, 17).run(), Asked(1)), "verdict").text
+    assert "Nothing marks" not in section(page_of(steps(10).run()), "verdict").text
 
 
 def first_screen(page: Node) -> dict[str, list[str]]:

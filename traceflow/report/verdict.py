@@ -57,7 +57,7 @@ def verdict(path: CriticalPath, summary: Mapping[str, Any], asked: Asked, *, sim
     kinds = sorted(path.by_kind_ns.items(), key=lambda item: -item[1])
     percents = whole_percents([ns for _, ns in kinds])
     parts = tuple(Part(kind, ns, percent) for (kind, ns), percent in zip(kinds, percents, strict=True))
-    remarks = (_several_steps(summary) if asked.whole else None, SIMULATION if simulated else None)
+    remarks = (_narrower(summary) if asked.whole else None, SIMULATION if simulated else None)
     return Verdict(asked.what, path.makespan_ns, parts, tuple(r for r in remarks if r is not None))
 
 
@@ -100,10 +100,12 @@ def whole_percents(parts: Sequence[int]) -> list[int]:
     return percents
 
 
-def _several_steps(summary: Mapping[str, Any]) -> str | None:
-    """What to look at when a capture of several steps is explained as a whole."""
+def _narrower(summary: Mapping[str, Any]) -> str | None:
+    """What to look at when a capture is explained as a whole."""
     steps, steady = {row["step"] for row in summary["steps"]}, summary["steady_state"]
-    if len(steps) < 2:
+    if not steps:
+        return "Nothing marks steps, so warm-up and compilation count as well. Explain a part of it with --window."
+    if len(steps) == 1:
         return None
     if steady is None:
         return f"It holds {len(steps)} steps, and none without compilation. Explain one of them with --step."
