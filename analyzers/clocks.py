@@ -166,20 +166,43 @@ def _observed(trace: Trace) -> _Observations:
     rows = np.flatnonzero(matches.joined)
     event = trace.communications.event[rows]
     clock_of = {rank.rank: rank.clock for rank in trace.ranks}
-    clock = np.array([clock_of[rank] for rank in trace.lanes.rank[trace.events.lane[event]].tolist()], np.int64)
+    of_lane = np.array([clock_of[rank] for rank in trace.lanes.rank.tolist()], np.int64)
+    clock = of_lane[trace.events.lane[event]]
     collective = np.unique(matches.instance[rows], return_inverse=True)[1].ravel()
     return _Observations(collective, clock, trace.events.start_ns[event], trace.events.end_ns[event])
 
 
 def _components(seen: _Observations, clocks: int) -> list[int]:
     """A number per clock, equal where collectives link them."""
-    component = list(range(clocks))
-    order = np.argsort(seen.collective, kind="stable")
-    for one, two in zip(order[:-1].tolist(), order[1:].tolist(), strict=True):
-        if seen.collective[one] == seen.collective[two]:
-            low, high = sorted((component[seen.clock[one]], component[seen.clock[two]]))
-            component = [low if c == high else c for c in component]
-    return component
+    component, one = np.arange(clocks), _per_clock(seen)
+    while True:
+        lowest = np.full(int(one.collective.max(initial=-1)) + 1, clocks)
+        np.minimum.at(lowest, one.collective, component[one.clock])
+        before = component.copy()
+        np.minimum.at(component, one.clock, lowest[one.collective])
+        if (component == before).all():
+            return [int(number) for number in component]
+
+
+def _per_clock(seen: _Observations) -> _Observations:
+    """One row for all participants of a collective who read one clock: the last to arrive, and the first to end."""
+    order = np.lexsort((seen.clock, seen.collective))
+    collective, clock = seen.collective[order], seen.clock[order]
+    first = np.ones(len(order), bool)
+    first[1:] = (collective[1:] != collective[:-1]) | (clock[1:] != clock[:-1])
+    at = np.flatnonzero(first)
+    if not len(at):
+        return seen
+    arrival_ns = np.maximum.reduceat(seen.arrival_ns[order], at)
+    end_ns = np.minimum.reduceat(seen.end_ns[order], at)
+    return _Observations(collective[at], clock[at], arrival_ns, end_ns)
+
+
+def _by_clock(seen: _Observations) -> dict[int, Int64]:
+    """The rows of each clock."""
+    order = np.argsort(seen.clock, kind="stable")
+    clocks, first = np.unique(seen.clock[order], return_index=True)
+    return dict(zip(clocks.tolist(), np.split(order, first[1:]), strict=True)) if len(order) else {}
 
 
 def _solved(seen: _Observations, reference: int, clocks: int) -> tuple[Int64, Int64, int]:
@@ -187,22 +210,25 @@ def _solved(seen: _Observations, reference: int, clocks: int) -> tuple[Int64, In
     offset, drift = np.zeros(clocks, np.int64), np.zeros(clocks, np.int64)
     placed = np.zeros(clocks, bool)
     placed[reference] = True
+    rows, bounding = _by_clock(seen), _per_clock(seen)
     for _ in range(_ROUNDS + clocks):
         before = offset.copy(), placed.sum()
         end_ns = _common_end(seen, offset, placed)
-        for clock in np.unique(seen.clock):
-            mine = (seen.clock == clock) & (end_ns[seen.collective] > np.iinfo(np.int64).min)
-            if clock != reference and mine.any():
+        for clock, own in rows.items():
+            mine = own[end_ns[seen.collective[own]] > np.iinfo(np.int64).min]
+            if clock != reference and len(mine):
                 estimate = _median(seen.end_ns[mine] - end_ns[seen.collective[mine]])
-                offset[clock] = _feasible(seen, offset, placed, int(clock), estimate)
+                offset[clock] = _feasible(bounding, offset, placed, clock, estimate)
                 placed[clock] = True
         if (offset == before[0]).all() and placed.sum() == before[1]:
             break
     end_ns = _common_end(seen, offset, placed)
     error_ns = seen.end_ns - offset[seen.clock] - end_ns[seen.collective]
     usable = placed[seen.clock] & (end_ns[seen.collective] > np.iinfo(np.int64).min)
-    for clock in np.unique(seen.clock[usable]):
-        mine = usable & (seen.clock == clock)
+    for clock, own in rows.items():
+        mine = own[usable[own]]
+        if not len(mine):
+            continue
         drift[clock], offset[clock], error_ns[mine] = _drift(seen.end_ns[mine], error_ns[mine], int(offset[clock]))
     residual = int(np.percentile(np.abs(error_ns[usable]), 95)) if usable.any() else 0
     return offset, drift, residual

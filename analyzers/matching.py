@@ -80,12 +80,13 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
     """
     c = trace.communications
     arrival = trace.events.start_ns[c.event]
-    operations = np.array([trace.strings[code] for code in c.operation], dtype=object)
-    p2p = np.isin(operations, list(SENDS | RECEIVES))
+    operations = np.array([*trace.strings, None], dtype=object)[c.operation]
+    p2p = _named(trace, SENDS | RECEIVES)
     group, size = _groups(trace)
-    key, why, counted = _instance_keys(trace, group, operations, p2p, arrival)
+    sends = _named(trace, SENDS)
+    key, why, counted = _instance_keys(trace, group, operations, p2p, sends, arrival)
     instance = _numbered(key, why == Unmatched.MATCHED)
-    member = np.where(p2p, np.isin(operations, list(SENDS)), c.member)
+    member = np.where(p2p, sends, c.member)
     done = _dones(trace, instance, member)
     begun = np.where(done, ABSENT, instance)
     why = _complete(begun, why, np.where(p2p, 2, size), member)
@@ -98,15 +99,34 @@ def match(trace: Trace, *, across_clocks: bool = False) -> Matches:
         why,
         p2p,
         np.zeros(len(arrival), np.int64),
-        (instance >= 0) & ~np.isin(operations, list(FROM_ROOT | TO_ROOT)) & ~_skips_pairs(trace, operations) & ~p2p,
+        (instance >= 0) & ~_named(trace, FROM_ROOT | TO_ROOT) & ~_skips_pairs(trace) & ~p2p,
         np.empty(0, np.int32),
         np.empty(0, np.int32),
         done & (instance >= 0),
     )
-    base = replace(base, joined=base.joined & ~np.isin(instance, instance[base.done]))
+    if base.done.any():
+        base = replace(base, joined=base.joined & ~np.isin(instance, instance[base.done]))
     matches = _timed(_paired(trace, base, operations), arrival)
-    sends = np.isin(operations, list(SENDS))  # a send may leave its data in a buffer and end before it is received
+    # A send may leave its data in a buffer and end before it is received.
     return matches if across_clocks else _believable(trace, matches, counted, counted & ~sends, key[:, :-1])
+
+
+def _named(trace: Trace, names: frozenset[str]) -> Bool:
+    """Rows whose operation has one of some names."""
+    return np.array([*(text in names for text in trace.strings), False])[trace.communications.operation]
+
+
+def _numbers(table: Int64) -> Int64:
+    """A number for each row, equal where all columns are, in the order of the columns' values."""
+    columns = table.T
+    order = np.lexsort(columns[::-1])
+    differs = np.zeros(len(order), bool)
+    for column in columns:
+        ordered = column[order]
+        differs[1:] |= ordered[1:] != ordered[:-1]
+    number = np.empty(len(order), np.int64)
+    number[order] = np.cumsum(differs)
+    return number
 
 
 def _groups(trace: Trace) -> tuple[Int64, Int64]:
@@ -119,16 +139,17 @@ def _groups(trace: Trace) -> tuple[Int64, Int64]:
 
 
 def _instance_keys(
-    trace: Trace, group: Int64, operations: Int64, p2p: Bool, arrival: Int64
+    trace: Trace, group: Int64, operations: Int64, p2p: Bool, sends: Bool, arrival: Int64
 ) -> tuple[Int64, Int8, Bool]:
     """Columns whose equality means the same instance, why some rows have none, and which were only counted."""
     c = trace.communications
     why = np.where(group < 0, Unmatched.NO_GROUP, Unmatched.MATCHED).astype(np.int8)
     ends = np.where(p2p, c.source, ABSENT), np.where(p2p, c.destination, ABSENT)
     channel = np.column_stack((group, c.key, *ends))
-    sender = np.where(p2p, np.isin(operations, list(SENDS)), 0)
+    sender = np.where(p2p, sends, 0)
     counted = (p2p | (c.sequence < 0)) & (why == Unmatched.MATCHED)
-    sequence = np.where(counted, _ordinal(np.column_stack((channel, c.member, sender)), arrival), c.sequence)
+    sequence = c.sequence.copy()
+    sequence[counted] = _ordinal(np.column_stack((channel, c.member, sender))[counted], arrival[counted])
     agreed = _agreeing(channel, np.column_stack((c.member, sender)), sequence, operations, p2p, counted)
     why[counted & ~agreed] = np.where(p2p[counted & ~agreed], Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)
     return np.column_stack((channel, sequence)), why, counted
@@ -138,7 +159,7 @@ def _ordinal(columns: Int64, arrival: Int64) -> Int64:
     """Position of each row, in order of arrival, among the rows with the same columns."""
     if not len(columns):
         return np.empty(0, np.int64)
-    which = np.unique(columns, axis=0, return_inverse=True)[1].ravel()
+    which = _numbers(columns)
     order = np.lexsort((arrival, which))
     first = np.searchsorted(which[order], np.arange(which.max() + 1))
     ordinal = np.empty(len(columns), np.int64)
@@ -165,7 +186,7 @@ def _agreeing(channel: Int64, member: Int64, sequence: Int64, operations: Int64,
 def _numbered(key: Int64, valid: Bool) -> Int64:
     instance = np.full(len(key), ABSENT, np.int64)
     if valid.any():
-        instance[valid] = np.unique(key[valid], axis=0, return_inverse=True)[1].ravel()
+        instance[valid] = _numbers(key[valid])
     return instance
 
 
@@ -175,8 +196,11 @@ def _complete(instance: Int64, why: Int8, size: Int64, member: Int64) -> Int8:
     if not len(rows):
         return why
     present = np.bincount(instance[rows])
-    distinct = np.unique(np.column_stack((instance[rows], member[rows])), axis=0)[:, 0]
-    once = np.bincount(distinct, minlength=len(present))
+    order = np.lexsort((member[rows], instance[rows]))
+    of, who = instance[rows][order], member[rows][order]
+    first = np.ones(len(rows), bool)
+    first[1:] = (of[1:] != of[:-1]) | (who[1:] != who[:-1])
+    once = np.bincount(of[first], minlength=len(present))
     why[rows[(present != once)[instance[rows]]]] = Unmatched.AMBIGUOUS
     lacking = rows[(present[instance[rows]] == once[instance[rows]]) & (once[instance[rows]] != size[rows])]
     why[lacking] = Unmatched.ABSENT_PARTICIPANTS
@@ -219,14 +243,15 @@ def _on_one_clock(trace: Trace, instance: Int64, why: Int8) -> Int8:
     if len(set(clock_of.values())) < 2 or not len(rows):
         return why
     lane = trace.events.lane[trace.communications.event[rows]]
-    clock = np.array([clock_of[rank] for rank in trace.lanes.rank[lane].tolist()])
-    spread = np.unique(np.column_stack((instance[rows], clock)), axis=0)[:, 0]
-    several = np.flatnonzero(np.bincount(spread) > 1)
+    clock = np.array([clock_of[rank] for rank in trace.lanes.rank.tolist()])[lane]
+    order = np.lexsort((clock, instance[rows]))
+    of, clock = instance[rows][order], clock[order]
+    several = np.unique(of[1:][(of[1:] == of[:-1]) & (clock[1:] != clock[:-1])])
     why[rows[np.isin(instance[rows], several)]] = Unmatched.UNALIGNED
     return why
 
 
-def _skips_pairs(trace: Trace, operations: Int64) -> Bool:
+def _skips_pairs(trace: Trace) -> Bool:
     """Rows of which not every pair exchanges data: splits that leave out a peer, and permutes.
 
     XLA's virtual CPU devices meet in one rendezvous even for a permute, so there everybody waits for everybody.
@@ -235,7 +260,7 @@ def _skips_pairs(trace: Trace, operations: Int64) -> Bool:
     codes = np.unique(np.concatenate((c.in_splits, c.out_splits)))
     sparse = [code for code in codes if code >= 0 and 0 in _splits(trace.strings[code])]
     meets = trace.lanes.kind[trace.events.lane[c.event]] == LaneKind.WORKER
-    permutes: Bool = (operations == PERMUTE) & ~meets
+    permutes: Bool = _named(trace, frozenset({PERMUTE})) & ~meets
     return permutes | np.isin(c.in_splits, sparse) | np.isin(c.out_splits, sparse)
 
 
@@ -249,6 +274,8 @@ def _paired(trace: Trace, matches: Matches, operations: Int64) -> Matches:
     """Pairs of rows for the instances in which not everybody needs everybody."""
     joined = matches.joined.copy()
     instances = np.unique(matches.instance[(matches.instance >= 0) & ~joined])
+    if not len(instances):
+        return matches
     why, pairs = matches.why.copy(), []
     order = np.argsort(matches.instance, kind="stable")
     low, high = (np.searchsorted(matches.instance[order], instances, side=side) for side in ("left", "right"))
@@ -338,7 +365,7 @@ def _believable(trace: Trace, matches: Matches, counted: Bool, judged: Bool, cha
     denied = judged & (matches.instance >= 0) & (end_ns + doubt_ns < matches.last_ns)
     if not denied.any():
         return matches
-    which = np.unique(channel, axis=0, return_inverse=True)[1].ravel()
+    which = _numbers(channel)
     refused = counted & (matches.instance >= 0) & np.isin(which, which[denied])
     keep = ~refused[matches.pair_source]
     reason = np.where(matches.point_to_point, Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)

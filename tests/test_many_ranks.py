@@ -25,6 +25,8 @@ from traceflow.cli import main
 from traceflow.errors import TraceflowError
 from traceflow.executors import Processes, each, worth
 from traceflow.report.json import dumps, envelope
+from traceflow.run import Run
+from traceflow.spread import open_spread
 
 if TYPE_CHECKING:
     from distributed import Client, LocalCluster
@@ -46,6 +48,13 @@ def answers(source: Path | str, executor: Executor | None = None) -> list[str]:
     """What scripts get, for every question across ranks."""
     run = traceflow.open(source, executor=executor)
     return [dumps(envelope(getattr(run, question)(), run)) for question in QUESTIONS]
+
+
+@pytest.fixture(scope="module")
+def even(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Traces of ranks that do nothing together but collectives in which everybody waits for everybody."""
+    outcome = simulate(random_program(SEED, Recipe(symmetric=True, clocks_ns=50_000)))
+    return write(outcome, tmp_path_factory.mktemp("even") / "run")
 
 
 # Executors.
@@ -214,7 +223,7 @@ def cluster() -> Iterator[LocalCluster]:
     with (
         dask.config.set(quiet),
         distributed.LocalCluster(
-            n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1", silence_logs=50
+            n_workers=2, threads_per_worker=1, dashboard_address="127.0.0.1:0", host="127.0.0.1", silence_logs=50
         ) as started,
     ):
         yield started
@@ -254,6 +263,49 @@ def test_a_cluster_gives_the_same_answers(
         here = capsys.readouterr().out
         assert main(["show", verb, str(traces), "--format", "json", "--cluster", cluster.scheduler_address]) == 0
         assert capsys.readouterr().out == here
+
+
+def documents(run: Run, step: int | None) -> list[str]:
+    """What scripts get of what is answered where the ranks are."""
+    clocks, path, late = run.clocks(), run.critical_path(step=step), run.stragglers(step=step)
+    return [dumps(envelope(result, run.subject)) for result in (clocks, path, late)]
+
+
+@pytest.mark.parametrize("step", [None, 1], ids=["whole", "step"])
+def test_what_crosses_ranks_is_answered_where_they_are(cluster: LocalCluster, even: Path, step: int | None) -> None:
+    run = open_spread(even, cluster.scheduler_address)
+    assert documents(run, step) == documents(traceflow.open(even), step)
+    assert not run.is_here
+    assert run.summary().ranks == traceflow.open(even).summary().ranks  # and the rest after they were brought here
+    assert run.is_here
+
+
+def test_ranks_are_done_again_where_a_worker_is_lost_midway(cluster: LocalCluster, even: Path) -> None:
+    run = open_spread(even, cluster.scheduler_address)
+    told = [dumps(envelope(run.clocks(), run.subject))]
+    with client_of(cluster) as client:
+        worker = next(worker for worker, keys in client.has_what().items() if keys)
+        os.kill(client.run(os.getpid, workers=[worker])[worker], signal.SIGKILL)
+    assert [*told, *documents(run, None)[1:]] == documents(traceflow.open(even), None)
+    assert not run.is_here
+
+
+def test_ranks_that_need_more_of_each_other_are_brought_here(cluster: LocalCluster, traces: Path) -> None:
+    run = open_spread(traces, cluster.scheduler_address)  # it holds transfers from rank to rank
+    assert documents(run, None) == documents(traceflow.open(traces), None)
+    assert run.is_here
+
+
+def test_errors_on_a_cluster_are_those_of_one_process(cluster: LocalCluster, even: Path, tmp_path: Path) -> None:
+    for file in sorted(even.iterdir()):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "again.json").write_bytes((tmp_path / "rank1.pt.trace.json").read_bytes())
+    with pytest.raises(TraceflowError) as here:
+        traceflow.open(tmp_path)
+    with pytest.raises(TraceflowError) as there:
+        open_spread(tmp_path, cluster.scheduler_address).clocks()
+    assert str(there.value) == str(here.value)
+    assert here.value.code == "TF108"
 
 
 def test_a_lost_worker_changes_nothing(traces: Path, cluster: LocalCluster) -> None:

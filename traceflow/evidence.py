@@ -125,6 +125,56 @@ def read(path: Path | str, *, communication: Iterable[str] = (), executor: Execu
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
 
 
+def files_of_ranks(path: Path) -> list[tuple[Path, int]]:
+    """Files of a folder or a pattern, with the rank of each where the file does not say, if they are Kineto's alone.
+
+    Returns:
+        Nothing where there are traces of other formats, programs or audits as well, or fewer than two traces: `read`
+        takes them together.
+
+    Raises:
+        TraceflowError: As `read`.
+    """
+    if path.is_file():
+        return []
+    files = _found(path)
+    if any(is_program(file) for file in files) or torch_audits(files) or _incompleteness(files):
+        return []
+    traces = _traces(path, files, needed=True)
+    _check_one_recording(traces)
+    if len(traces) < 2 or any(form is not _Format.KINETO for _, form in traces):
+        return []
+    named = [file for file, _ in traces]
+    return list(zip(named, file_ranks(named), strict=True))
+
+
+def read_rank(file: Path, rank: int, communication: tuple[str, ...]) -> Trace:
+    """Read one of `files_of_ranks`.
+
+    Raises:
+        TraceflowError: As `read`.
+    """
+    return _read_one(file, _Format.KINETO, rank, communication=communication, beside={}).trace
+
+
+def in_order_of_rank(files: Sequence[Path], ranks: Sequence[int]) -> list[int]:
+    """Places of files of one rank each, by their ranks.
+
+    Raises:
+        TraceflowError: TF108 where two claim one.
+    """
+    _check_claims(zip(files, ranks, strict=True))
+    return sorted(range(len(ranks)), key=lambda at: ranks[at])
+
+
+def _check_claims(claims: Iterable[tuple[Path, int]]) -> None:
+    """Refuse two files of one rank."""
+    claimed: dict[int, Path] = {}
+    for file, rank in claims:
+        if claimed.setdefault(rank, file) is not file:
+            raise _same_rank(claimed[rank], file, f"both claim rank {rank}", "leave one out, or correct its rank")
+
+
 def _stages(files: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(file for file in files if is_program(file))
 
@@ -292,12 +342,7 @@ def _read_as(file: Path, form: _Format, rank: int, *, communication: tuple[str, 
 
 def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:
     """One trace of all ranks, in order of rank."""
-    claimed: dict[int, Path] = {}
-    for file, part in parts:
-        for rank in part.trace.ranks:
-            if claimed.setdefault(rank.rank, file) is not file:
-                why = f"both claim rank {rank.rank}"
-                raise _same_rank(claimed[rank.rank], file, why, "leave one out, or correct its rank")
+    _check_claims((file, rank.rank) for file, part in parts for rank in part.trace.ranks)
     signs = signs_of_several_runs([(file, part.trace) for file, part in parts])
     programs: dict[int, HloModule] = {}
     ordered = sorted((part for _, part in parts), key=lambda part: part.trace.ranks[0].rank)

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from traceflow.program.torch_audit import TorchAudit
     from traceflow.quality import Quality
     from traceflow.redaction import Redaction
+    from traceflow.report.json import Opened
     from traceflow.report.path_view import PathView
     from traceflow.result import Note
     from traceflow.trace.model import Rows, Trace
@@ -73,6 +74,16 @@ class Run:
         """One line, whatever the size of the trace."""
         trace = self.evidence.trace
         return f"<Run {', '.join(self.inputs)}: {len(trace.ranks)} ranks, {len(trace.events):,} events>"
+
+    @property
+    def is_here(self) -> bool:
+        """Whether its evidence is in this process."""
+        return True
+
+    @property
+    def subject(self) -> Opened:
+        """What an answer has to know of the run."""
+        return self
 
     @cached_property
     def _clocks(self) -> Clocks:

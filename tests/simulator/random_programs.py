@@ -43,6 +43,7 @@ class Recipe:
     clocks_ns: int = 0  # how far the clocks of hosts may be off; 0 for one host
     drift_ppb: int = 0
     even: bool = False  # all ranks do the same, and take as long
+    symmetric: bool = False  # nothing but collectives in which everybody waits for everybody
     steps: tuple[int, int] = (1, 3)
     phases: tuple[int, int] = (3, 9)
 
@@ -117,7 +118,8 @@ class _Job:
     def phase(self) -> None:
         self.shuffle()
         kinds = (self.local, self.collective, self.chain, self.wait, self.copy_back, self.graph, self.transfer)
-        weights = (8, 5, 1, 1, 1, 1, 0 if self.recipe.even else 1.5)  # at its ends, a pipeline is not even
+        # at its ends, a pipeline is not even
+        weights = (8, 5, 1, 1, 1, 1, 0 if self.recipe.even or self.recipe.symmetric else 1.5)
         self.rng.choices(kinds, weights)[0]()
 
     def each(self, add: Callable[[Script], object]) -> None:
@@ -157,7 +159,7 @@ class _Job:
 
     def collective(self) -> None:
         """In every group of a family."""
-        name, operation = self.rng.choice(sorted(self.families)), self.rng.choice(OPERATIONS)
+        name, operation = self.rng.choice(sorted(self.families)), self.rng.choice(self.operations())
         follows, leads = self.rng.random() < 0.8, self.rng.random() < 0.7
         seed = self.rng.getrandbits(32)
         for number, members in enumerate(self.families[name]):
@@ -168,6 +170,10 @@ class _Job:
                 script = self.scripts[member]
                 part = Part(exchange, duration_ns, script.visible(3000))
                 script.part(part, _STREAMS[name], follows=follows, leads=leads)
+
+    def operations(self) -> tuple[str, ...]:
+        left_out = FROM_ROOT | TO_ROOT | {"all_to_all"} if self.recipe.symmetric else frozenset[str]()
+        return tuple(operation for operation in OPERATIONS if operation not in left_out)
 
     def exchange(self, operation: str, group: str, members: tuple[int, ...]) -> Exchange:
         self.numbers[group] += 1

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from traceflow.cli import output
@@ -12,8 +11,6 @@ from traceflow.cli.progress import working
 from traceflow.cli.project import project_communication
 
 if TYPE_CHECKING:
-    from concurrent.futures import Executor
-
     from traceflow.result import Json, Result
     from traceflow.run import Run
 
@@ -24,31 +21,27 @@ def opened(source: str, options: Options) -> Run:
     Raises:
         TraceflowError: when the input cannot be read, TF112 when a pattern or the project's settings cannot be used.
     """
-    from traceflow.run import open_run
-
     asked = (options.communication or []) if isinstance(options, ReadOptions) else []
-    with working(f"reading {source}", options), _readers(options) as executor:
-        run = open_run(source, communication=[*project_communication(), *asked], executor=executor)
+    with working(f"reading {source}", options):
+        run = _open(source, options, [*project_communication(), *asked])
         run = run.redacted() if isinstance(options, ReadOptions) and options.redact else run
-    if len(run.evidence.trace.events):
+    if run.is_here and len(run.evidence.trace.events):
         with working("finding dependencies", options):
             run.dependencies  # noqa: B018  # found when first asked for
     return run
 
 
-@contextmanager
-def _readers(options: Options) -> Iterator[Executor]:
-    """Who reads the traces of several ranks: the cluster that is named, else processes, where there is enough to do."""
+def _open(source: str, options: Options, patterns: list[str]) -> Run:
+    """Read with the workers of the cluster that is named, else with processes, where there is enough to do."""
     if isinstance(options, ReadOptions) and options.cluster:
-        from traceflow.cluster import connected, executor_of
+        from traceflow.spread import open_spread
 
-        with connected(options.cluster) as client:
-            yield executor_of(client)
-        return
+        return open_spread(source, options.cluster, communication=patterns)
     from traceflow.executors import Processes
+    from traceflow.run import open_run
 
     with Processes() as executor:
-        yield executor
+        return open_run(source, communication=patterns, executor=executor)
 
 
 def answer(
@@ -82,7 +75,7 @@ def enveloped(result: Result, run: Run, request: Mapping[str, Json] | None = Non
     """A result in its envelope; of a redacted run, what was asked is redacted, too."""
     from traceflow.report.json import envelope
 
-    document = envelope(result, run, request)
+    document = envelope(result, run.subject, request)
     return document if run.redaction is None else run.redaction.of(document)
 
 
