@@ -42,6 +42,7 @@ def test_what_the_page_does_in_python_works(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "runs" / "a").mkdir(parents=True)
     card.write(tmp_path / "runs" / "a" / "rank0.pt.trace.json")
     monkeypatch.chdir(tmp_path)
+    pytest.importorskip("anywidget", reason="no anywidget to make a widget with")
     names: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL):
         exec(compile(block, "notebooks.md", "exec"), names)  # noqa: S102  # the page's own examples

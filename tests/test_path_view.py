@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from handmade import MS, Builder, hostile, two_rounds
 
+from traceflow.errors import TraceflowError
 from traceflow.report import path_view
 from traceflow.report.path_view import MOST_SEGMENTS, PathView
 from traceflow.run import Run, open_run
@@ -76,19 +78,14 @@ def test_a_click_in_a_notebook_reaches_python(view: PathView) -> None:
     assert len(heard) == 2
 
 
-def test_a_notebook_gets_a_widget_and_a_page_for_where_there_is_no_kernel(view: PathView) -> None:
-    pytest.importorskip("anywidget", reason="no anywidget to make a widget with")
-    bundle = view._repr_mimebundle_()
-    assert isinstance(bundle, tuple)  # as a widget gives it, with metadata
-    data, _ = bundle
-    assert "application/vnd.jupyter.widget-view+json" in data
-    assert data["text/plain"] == "<PathView: 4 segments>"
-    assert data["text/html"] == view._repr_html_()
-
-
-def test_without_anywidget_there_is_the_page(view: PathView, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(path_view, "find_spec", lambda _name: None)
-    assert {*view._repr_mimebundle_()} == {"text/plain", "text/html"}
+def test_without_anywidget_there_is_still_the_page(view: PathView, monkeypatch: pytest.MonkeyPatch) -> None:
+    path_view._widget_class.cache_clear()
+    monkeypatch.setitem(sys.modules, "anywidget", None)
+    with pytest.raises(TraceflowError, match="TF123: cannot make a widget of the path: anywidget is not installed"):
+        view.widget()
+    assert "<iframe" in view._repr_html_()
+    view.selected = 1
+    assert view.segment["name"] == "all-reduce"
 
 
 def test_the_page_needs_no_network_and_no_name_breaks_out_of_it() -> None:
@@ -174,6 +171,17 @@ def shown(browser: Any, tmp_path: Path) -> Iterator[Callable[[Run], Page]]:
     yield show
     page.close()
     assert wrong == []
+
+
+@pytest.mark.xdist_group("browser")
+def test_a_stored_notebook_holds_the_page_in_a_frame(browser: Any, tmp_path: Path) -> None:
+    (file := tmp_path / "stored.html").write_text(two_rounds().run().path_view()._repr_html_(), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1200, "height": 600})
+    page.goto(file.as_uri())
+    frame = page.frame_locator("iframe")
+    frame.locator(".track button").nth(1).click()
+    assert frame.locator(".told h4").first.inner_text() == "4 of 4: all-reduce"
+    page.close()
 
 
 def title(page: Page) -> str:

@@ -144,7 +144,7 @@ REFUSALS = (
     Code(
         "TF123",
         "extra not installed",
-        "What was asked for needs a package that explaining a trace does not: DuckDB for queries, XProf or TensorBoard.",
+        "What was asked for needs a package that explaining a trace does not: DuckDB for queries, XProf or TensorBoard, anywidget for clicks in a notebook.",
         "Install the extra that the message names, such as pip install 'traceflow-ml[query]'.",
     ),
     Code(

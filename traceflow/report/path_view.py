@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from traceflow.errors import TraceflowError
 from traceflow.report.figures import COLOURS
 from traceflow.report.grid import duration, percent
 from traceflow.report.names import printable, short_name
@@ -91,9 +91,9 @@ class PathView:
     """A critical path to click through; the last line of a cell shows it.
 
     A click on a segment, or an arrow key, tells who it was, why it came when it did, what it waited for and what
-    waited for it, how much later each could have been, and where the work was written. In a notebook with a kernel
-    and the package anywidget, what is selected is known to Python, too. Elsewhere, as in a notebook that was stored
-    as HTML, the same page works by itself.
+    waited for it, how much later each could have been, and where the work was written. This needs no kernel, so a
+    notebook that is stored or exported keeps it. Of `widget()` Python knows what is selected, too, as long as there is
+    a kernel.
 
     Args:
         segments: The path.
@@ -103,7 +103,7 @@ class PathView:
     Example:
         >>> view = run.path_view(step=3)                               # doctest: +SKIP
         >>> view.on_select(lambda segment: print(segment["name"]))     # doctest: +SKIP
-        >>> view                                                       # doctest: +SKIP
+        >>> view.widget()                                              # doctest: +SKIP
     """
 
     def __init__(self, segments: Segments, near: Neighbours, title: str) -> None:
@@ -163,22 +163,11 @@ class PathView:
             f"title='{_quoted(self._data['title'])}' srcdoc='{_quoted(self.to_html())}'></iframe>"
         )
 
-    def _repr_mimebundle_(
-        self, include: object = None, exclude: object = None
-    ) -> dict[str, Any] | tuple[dict[str, Any], dict[str, Any]]:
-        del include, exclude
-        still = {"text/plain": repr(self), "text/html": self._repr_html_()}
-        if find_spec("anywidget") is None:
-            return still
-        bundle = self.widget()._repr_mimebundle_()
-        data, metadata = bundle if isinstance(bundle, tuple) else (bundle, {})
-        return {**still, **data, "text/plain": repr(self)}, metadata
-
     def widget(self) -> Any:
-        """The view as an anywidget, which is made once; other widgets can hold it.
+        """The view as a widget, whose clicks reach Python; it is made once, and other widgets can hold it.
 
         Raises:
-            ImportError: without the package anywidget.
+            TraceflowError: TF123 without the package anywidget.
         """
         if self._widget is None:
             self._widget = _widget_class()(data=self._data, selected=self._selected)
@@ -194,8 +183,12 @@ def _quoted(text: str) -> str:
 @cache
 def _widget_class() -> Any:
     """The class of the widget: its page is told the path once, and tells which segment is selected."""
-    import anywidget
-    import traitlets
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        what, hint = "cannot make a widget of the path", "pip install 'traceflow-ml[notebook]', or show the view itself"
+        raise TraceflowError("TF123", what, "anywidget is not installed", hint) from error
 
     members = {
         "_esm": f"{_asset('path_view.js')}\nexport default {{ render }};\n",
