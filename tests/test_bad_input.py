@@ -120,6 +120,9 @@ def test_no_name_commands_the_terminal(tmp_path: Path, capsys: Capture) -> None:
     file = case.make(tmp_path)
     for verb in (["show", "all"], ["show", "critical-path"], ["show", "savings"], ["show", "budget"]):
         assert main([*verb, str(file)]) == 0
+    named = file.rename(tmp_path / "rank0\x1b[2J.json")
+    assert main(["report", str(named), "-o", str(tmp_path / "a\x1b[2J.html")]) == 0
+    assert main(["export", "parquet", str(named), "-o", str(tmp_path / "a\x1b[2J")]) == 0
     assert main(["show", "\x1b[2J", str(file)]) == 2
     assert main(["show", "summary", "\x1b[2J"]) == 1
     told = capsys.readouterr()

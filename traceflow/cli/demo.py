@@ -93,7 +93,7 @@ def _report(parts: Sequence[Part], folder: Path, options: Options, *, force: boo
 
     with working("writing the report", options):
         report = write_comparison(parts, folder / _REPORT, force=force)
-    place.write(f"Wrote {report}\n")
+    place.tell_written(report)
 
 
 def _refuse(folder: Path, captures: Iterable[str], framework: str, *, force: bool) -> None:

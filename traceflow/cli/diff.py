@@ -11,6 +11,7 @@ import typer
 
 from traceflow.cli import output
 from traceflow.cli.answer import opened, tell
+from traceflow.cli.limits import tell_limits
 from traceflow.cli.mistakes import mistakes_told
 from traceflow.cli.options import AnswerOptions, Format, Top
 from traceflow.cli.progress import working
@@ -61,6 +62,8 @@ def diff(
     if options.output and options.output.endswith(".html") and options.format is Format.TEXT:
         with working("writing the report", options):
             _write_page(document, runs, Path(options.output), force=options.force)
+        for run in runs:
+            tell_limits(run)
     else:
         tell(document, options, top=top)
 
@@ -70,7 +73,7 @@ def _write_page(document: Mapping[str, Json], runs: tuple[Run, Run], path: Path,
     from traceflow.report.html import Part, called, write_comparison
 
     parts = [Part(", ".join(map(called, run.inputs)), run) for run in runs]
-    output.write(f"Wrote {write_comparison(parts, path, difference_section(document), force=force)}\n")
+    output.tell_written(write_comparison(parts, path, difference_section(document), force=force))
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ def perfetto(
         if target == place.STDOUT:
             place.write_bytes(run.perfetto(step=step))
         else:
-            place.write(f"Wrote {run.to_perfetto(target, step=step, force=force)}\n")
+            place.tell_written(run.to_perfetto(target, step=step, force=force))
     tell_limits(run)
 
 
@@ -49,7 +49,7 @@ def parquet(
     run = opened(source, options)
     with working("writing the tables", options):
         folder = run.to_parquet(target, step=step, force=force)
-    place.write(f"Wrote {folder}\n")
+    place.tell_written(folder)
     tell_limits(run)
 
 

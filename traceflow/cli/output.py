@@ -68,6 +68,13 @@ def write(text: str, output: str = STDOUT) -> None:
         raise TraceflowError("TF114", f"cannot write {output}", why, "choose another place with -o") from error
 
 
+def tell_written(place: Path) -> None:
+    """Say on stdout what was written, whatever the input was called that its name was made of."""
+    from traceflow.report.names import printable_lines
+
+    write(printable_lines(f"Wrote {place}\n"))
+
+
 def write_bytes(pieces: Iterable[bytes]) -> None:
     """Write a result that is no text to stdout."""
     sys.stdout.buffer.writelines(pieces)

@@ -41,10 +41,9 @@ def report(
     run = opened(source, options)
     with working("writing the report", options):
         if target == place.STDOUT:
-            page = render_report(run, asked)
+            place.write(render_report(run, asked))
         else:
-            page = f"Wrote {write_report(run, Path(target), asked, force=force)}\n"
-    place.write(page)
+            place.tell_written(write_report(run, Path(target), asked, force=force))
     tell_limits(run)
 
 
