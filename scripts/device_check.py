@@ -62,7 +62,10 @@ def commands(folder: Path, platform: str) -> dict[str, list[str]]:
 def main(out: Path) -> int:
     """Record and check everything; the number of failures."""
     platform = "gpu" if shutil.which("nvidia-smi") and not subprocess.call(["nvidia-smi", "--list-gpus"]) else "cpu"
-    say(f"device check on the {platform}" + ("" if platform == "gpu" else ": no GPU, so that only what a CPU can is checked"))
+    say(
+        f"device check on the {platform}"
+        + ("" if platform == "gpu" else ": no GPU, so that only what a CPU can is checked")
+    )
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         results = [
