@@ -47,15 +47,21 @@ class Chart:
     """What of a table is drawn as bars.
 
     Args:
-        values: Columns in one unit, which the end of their names tells; they are stacked. The first of them says which
-            rows matter most.
+        values: Columns in one unit, which the end of their names tells; they are stacked.
         by: Columns that name a bar; rows of one name are added up.
         table: The table; the main one unless told otherwise.
+        most: The column that says which rows of the main table matter most; the first of the values where it is empty.
     """
 
     values: tuple[str, ...]
     by: tuple[str, ...]
     table: Callable[[Result], pd.DataFrame] = _main_table
+    most: str = ""
+
+    @property
+    def weight(self) -> str:
+        """The column that rows are weighed by."""
+        return self.most or self.values[0]
 
 
 CHARTS: Mapping[str, Chart] = {
@@ -63,7 +69,7 @@ CHARTS: Mapping[str, Chart] = {
     "summary": Chart(("duration_ns",), ("step", "rank")),
     "critical-path": Chart(("duration_ns",), ("kind", "name")),
     "what-if": Chart(("duration_ns",), ("kind", "name")),
-    "communication": Chart(("wait_ns", "transfer_ns"), ("op", "rank", "device")),
+    "communication": Chart(("wait_ns", "transfer_ns"), ("op", "rank", "device"), most="exposed_ns"),
     "clocks": Chart(("offset_ns",), ("rank",)),
     "stragglers": Chart(("cost_ns",), ("rank", "device", "stage", "cause", "name")),
     "savings": Chart(("saved_ns",), ("title",)),

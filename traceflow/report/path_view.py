@@ -125,6 +125,7 @@ class PathView:
 
     @selected.setter
     def selected(self, number: int) -> None:
+        """Select another one."""
         if not 0 <= number < len(self._told):
             raise IndexError(f"the view shows segments 0 to {len(self._told) - 1}")
         self._take(number)

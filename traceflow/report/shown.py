@@ -105,14 +105,14 @@ def rows_of(result: Result) -> Rows:
     """
     whole = result.to_pandas()
     chart = CHARTS[result.kind]
-    frame = _weightiest(whole, chart.values[0]).dropna(axis="columns", how="all")
-    first = [name for name in (*chart.by, *chart.values) if name in frame]
+    frame = _weightiest(whole, chart.weight).dropna(axis="columns", how="all")
+    first = [name for name in dict.fromkeys((*chart.by, chart.weight, *chart.values)) if name in frame]
     columns = [
         _column(str(name), frame[name].tolist()) for name in (*first, *frame.columns.difference(first, sort=False))
     ]
     cells = tuple(zip(*(cells for _, _, cells in columns), strict=True))
     heads, numbers = tuple(head for head, *_ in columns), tuple(number for _, number, _ in columns)
-    return Rows(heads, numbers, cells, len(whole), words(chart.values[0]) if chart.values[0] in whole else "")
+    return Rows(heads, numbers, cells, len(whole), words(chart.weight) if chart.weight in whole else "")
 
 
 def _weightiest(table: pd.DataFrame, measure: str) -> pd.DataFrame:
