@@ -12,6 +12,7 @@ from bad_input import CASES, Case, recording, sound
 from sources import ROOT
 from xla_files import write_chrome
 
+import traceflow
 from traceflow.cli import main
 
 Capture = pytest.CaptureFixture[str]
@@ -74,6 +75,16 @@ def test_a_good_answer_is_quiet(tmp_path: Path, capsys: Capture) -> None:
     assert "~" not in told
     assert "imited" not in told
     assert told.splitlines()[-1] == "Evidence: good. 30 events read, 24 kept, 6 left out"
+
+
+def test_a_report_tells_what_is_lost_and_escapes_names(tmp_path: Path) -> None:
+    told = {case.wrong: case for case in CASES}
+    lost = told["an event without a duration"].make(_folder(tmp_path, "lost"))
+    page = traceflow.open(lost).report(tmp_path / "lost.html").read_text()
+    assert "Evidence: limited" in page
+    assert "1 of 30 events was lost: 1 no duration" in page
+    named = told["HTML and script in names"].make(_folder(tmp_path, "named"))
+    assert "<script>alert(1)" not in traceflow.open(named).report(tmp_path / "named.html").read_text()
 
 
 @pytest.mark.parametrize("verb", ["query", "report", "perfetto", "parquet"])

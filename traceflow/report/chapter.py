@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from traceflow.quality import quality
+from traceflow.quality import losses, quality
 from traceflow.report.budget import budget_grid, hardware_text, total_text
 from traceflow.report.communication import communication_grids
 from traceflow.report.comparison import Compared
@@ -312,7 +312,8 @@ def _sorted(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 
 def _notes(run: Subject, results: Iterable[Result]) -> tuple[Note, ...]:
-    return tuple(dict.fromkeys((*run.trace.tally.notes, *(note for result in results for note in result.notes))))
+    tally = run.trace.tally
+    return tuple(dict.fromkeys((*losses(tally), *tally.notes, *(note for result in results for note in result.notes))))
 
 
 def _skipped(results: Iterable[Result]) -> tuple[Skipped, ...]:
