@@ -69,7 +69,8 @@ class Compiled:
         called = {name: one.dispatcher for name, one in _called(self.function)}
         plain = FunctionType(self.function.__code__, {**self.function.__globals__, **called}, self.__name__)
         plain.__annotations__ = self.function.__annotations__
-        return njit(error_model="numpy")(plain)
+        make: Any = njit
+        return make(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(plain)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -153,13 +154,14 @@ def _key(kernel: Compiled, types: _Types) -> str:
 
 @cache
 def _here() -> tuple[str, ...]:
-    """What else the machine code depends on: Python, the compiler and the processor."""
+    """What else the machine code depends on: how it is made and called, Python, the compiler and the processor."""
     from llvmlite import binding
 
     compiler = find_spec("numba")
     version = Path(compiler.origin).with_name("_version.py").stat() if compiler and compiler.origin else None
     stamp = f"{version.st_size} {version.st_mtime_ns}" if version else ""
-    return sys.version, stamp, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
+    own = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    return own, sys.version, stamp, binding.get_host_cpu_name(), binding.get_host_cpu_features().flatten()
 
 
 def _made(kernel: Compiled, types: _Types) -> bytes:

@@ -17,11 +17,10 @@ def user_cache() -> Path | None:
     """The folder `traceflow` in the user's cache directory, or what TRACEFLOW_CACHE names; None without a home.
 
     Example:
-        >>> import os
-        >>> os.environ["XDG_CACHE_HOME"] = "/tmp/kept"
-        >>> os.environ.pop("TRACEFLOW_CACHE", None) and None
-        >>> print(user_cache())
-        /tmp/kept/traceflow
+        >>> from unittest.mock import patch
+        >>> with patch.dict(os.environ, {"TRACEFLOW_CACHE": "", "XDG_CACHE_HOME": "/srv/kept"}):
+        ...     print(user_cache())
+        /srv/kept/traceflow
     """
     named = os.environ.get(VARIABLE, "")
     if named and named != "off":
