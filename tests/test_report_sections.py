@@ -22,11 +22,11 @@ from traceflow.trace.untraced import untraced
 
 
 def test_rounds_are_told_one_by_one() -> None:
-    page = page_of(rounds.traced(rounds.windowed(rounds.synchronous), rounds.IN_TURN))
+    page = page_of(rounds.traced(rounds.windowed(rounds.synchronous), rounds.PARTLY))
     here = section(page, "rounds")
     (loop,) = rows(table_called(here, "Cut into rounds"))
     assert loop[1:4] == ["decomposed but not hidden", "unrolled", "2"]
-    assert loop[5:9] == ["8.000", "8.000", "20.000", "0.0"]
+    assert loop[5:9] == ["8.000", "2.000", "20.000", "75.0"]
     told = [row[:4] for row in rows(here.all("table")[1])]
     assert told == [["0", "0", "0:4", "yes"], ["1", "1", "4:8", "yes"]]
     assert "TF264" in section(page, "findings").text

@@ -23,11 +23,12 @@ def rows_of(run: Run, sql: str) -> list[tuple[object, ...]]:
 
 
 def test_operations_took_what_their_events_did() -> None:
-    sql = "SELECT name, kind, executions, measured_ns, waits FROM operations ORDER BY name"
+    sql = "SELECT name, kind, executions, measured_ns, flops, payload_bytes, waits FROM operations ORDER BY name"
     assert rows_of(two_cards().run(), sql) == [
-        ("a", "kernel", 1, 4 * MS, False),
-        ("all-reduce", "collective", 2, 4 * MS, False),  # 2 ms on each card, after the last had arrived
-        ("b", "kernel", 1, 9 * MS, False),
+        ("a", "kernel", 1, 4 * MS, None, 0, False),
+        # 2 ms on each card, after the last had arrived; of its 1 MiB each sends 2 (n - 1) / n
+        ("all-reduce", "collective", 2, 4 * MS, 0, 2 << 20, False),
+        ("b", "kernel", 1, 9 * MS, None, 0, False),
     ]
 
 
