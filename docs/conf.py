@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from importlib import metadata
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from traceflow.codes import CODES, Code
@@ -28,6 +29,8 @@ autodoc_default_options = {"members": True}
 autodoc_typehints_format = "short"
 add_module_names = False
 
+smartquotes = False  # what is to be typed stands in plain text, too
+
 html_theme = "furo"
 html_title = "traceflow"
 html_copy_source = False
@@ -43,7 +46,7 @@ def code_page(code: Code) -> str:
         (code.explanation, ""),
         (code.formula, "**Formula:** "),
         (code.example, "**Example:** "),
-        (f"```console\n$ {code.command}\n{code.output}\n```" if code.command else "", ""),
+        (f"```console\n$ {code.command}\n{fill(code.output, 80)}\n```" if code.command else "", ""),
         (code.remedy, "**What to do:** "),
     )
     paragraphs = "\n\n".join(f"{label}{text}" for text, label in said if text)

@@ -66,7 +66,8 @@ def public_things() -> Iterator[Any]:
 
 def answers() -> Iterator[type]:
     """What the methods and properties of a run return, and the rows that these hold."""
-    waiting, seen = [Run], set()
+    waiting: list[type] = [Run]
+    seen: set[type] = set()
     while waiting:
         for one in told_by(waiting.pop()):
             if one not in seen and one.__module__.startswith("traceflow.") and not getattr(one, "_is_protocol", False):
