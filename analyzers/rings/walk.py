@@ -421,10 +421,15 @@ def _rearranged(module: HloModule, row: int, operands: list[Value], sizes: tuple
     if opcode in _SAME or opcode == "reshape":
         return value if value.sizes == sizes else value.shaped(sizes)
     if opcode == "slice" and all(stride == 1 for _, _, stride in module.slices.get(row, ((0, 0, 0),))):
-        return value.cut([np.full(1, start) for start, _, _ in module.slices[row]], sizes)
+        return _cut(value, [np.full(1, start) for start, _, _ in module.slices.get(row, ())], sizes)
     if opcode == "dynamic-slice" and all(isinstance(at, np.ndarray) for at in operands[1:]):
-        return value.cut([np.asarray(at).reshape(-1).astype(np.int64) for at in operands[1:]], sizes)
+        return _cut(value, [np.asarray(at).reshape(-1).astype(np.int64) for at in operands[1:]], sizes)
     return None
+
+
+def _cut(value: Part, starts: list[Int64], sizes: tuple[int, ...]) -> Value:
+    """A part of a value; None where a damaged program cuts it in other dimensions than it has."""
+    return value.cut(starts, sizes) if len(starts) == len(sizes) == len(value.sizes) else None
 
 
 def offsets(sharding: Sharding, shape: tuple[int, ...], devices: int) -> tuple[Int64, ...] | None:
