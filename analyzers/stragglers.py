@@ -154,8 +154,7 @@ def _skipped(trace: Trace) -> tuple[Skipped, ...]:
 def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Straggler]:
     """Every cause on the critical path that took longer than its peers; nothing else can cost anything."""
     work = work_of(trace, graph, stage)
-    key = np.column_stack((work.cause, work.name))
-    code = np.unique(key, axis=0, return_inverse=True)[1].ravel() if len(key) else np.empty(0, np.int64)
+    code = work.cause.astype(np.int64) * len(trace.strings) + work.name  # equal for one cause of one name
     clock, names = {rank.rank: rank.clock for rank in trace.ranks}, _host_names(trace)
     late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path(graph, work, graph.path()))}
     for which, rank in sorted(late):

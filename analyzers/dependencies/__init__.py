@@ -161,14 +161,16 @@ def _bare_steps(trace: Trace, launch: Launched) -> tuple[int, int]:
     """Steps whose calls launched work, none of which was recorded, and those that have theirs."""
     e, marks = trace.events, trace.marks
     calls = np.flatnonzero((e.kind == Kind.CALL) & (e.correlation >= 0) & _launches(trace)[e.name])
+    calls = calls[np.argsort(e.start_ns[calls], kind="stable")]
     done = np.zeros(len(e), bool)
     done[launch.call[launch.call >= 0]] = True
     bare = whole = 0
-    for rank, start_ns, end_ns in zip(marks.rank.tolist(), marks.start_ns.tolist(), marks.end_ns.tolist(), strict=True):
-        own = calls[(e.start_ns[calls] >= start_ns) & (e.start_ns[calls] < end_ns)]
-        own = own[trace.lanes.rank[e.lane[own]] == rank]
-        whole += bool(done[own].any())
-        bare += bool(len(own) and not done[own].any())
+    for rank in np.unique(marks.rank):
+        steps, own = marks.rank == rank, calls[trace.lanes.rank[e.lane[calls]] == rank]
+        first, last = (np.searchsorted(e.start_ns[own], at[steps]) for at in (marks.start_ns, marks.end_ns))
+        worked = np.append(0, np.cumsum(done[own]))
+        with_work = worked[last] > worked[first]
+        whole, bare = whole + int(with_work.sum()), bare + int(((last > first) & ~with_work).sum())
     return bare, whole
 
 
