@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -21,6 +21,7 @@ from traceflow.program.sharding import Sharding, ShardingKind, parse_sharding
 from traceflow.trace.model import Int64
 
 _LONGEST = 400_000  # instructions that are looked at, loops as often as they run
+_Cut = TypeVar("_Cut", bound=Part)
 _SAME = frozenset({
     "async-done", "async-update", "bitcast", "bitcast-convert", "collective-permute-done", "convert", "copy",
     "copy-done", "copy-start", "optimization-barrier", "reduce-precision",
@@ -427,7 +428,7 @@ def _rearranged(module: HloModule, row: int, operands: list[Value], sizes: tuple
     return None
 
 
-def _cut(value: Part, starts: list[Int64], sizes: tuple[int, ...]) -> Value:
+def _cut(value: _Cut, starts: list[Int64], sizes: tuple[int, ...]) -> _Cut | None:
     """A part of a value; None where a damaged program cuts it in other dimensions than it has."""
     return value.cut(starts, sizes) if len(starts) == len(sizes) == len(value.sizes) else None
 
