@@ -110,9 +110,17 @@ def _before_end(around: Surroundings) -> Bool:
     """Events issued in a step before its last work of the autograd engine ended."""
     e, issuer = around.trace.events, around.issuer
     rank, step = around.trace.lanes.rank[e.lane[issuer]], around.step[issuer]
-    before = np.zeros(len(e), bool)
-    for (of_rank, of_step), (_, end_ns) in around.backward_span.items():
-        before |= (rank == of_rank) & (step == of_step) & (e.start_ns[issuer] < end_ns)
+    spans = around.backward_span
+    if not spans:
+        return np.zeros(len(e), bool)
+    of_rank, of_step = np.array(list(spans)).T
+    ranks, steps = np.unique(of_rank), np.unique(of_step)
+    ends_ns = np.full((len(ranks), len(steps)), np.iinfo(np.int64).min)
+    ends_ns[np.searchsorted(ranks, of_rank), np.searchsorted(steps, of_step)] = [end_ns for _, end_ns in spans.values()]
+    at_rank = np.minimum(np.searchsorted(ranks, rank), len(ranks) - 1)
+    at_step = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
+    known = (ranks[at_rank] == rank) & (steps[at_step] == step)
+    before: Bool = known & (e.start_ns[issuer] < ends_ns[at_rank, at_step])
     return before
 
 

@@ -301,12 +301,9 @@ def _operands(rows: Rows, kept: Int64, strings: tuple[str, ...], spelled: Mappin
     place[kept] = np.arange(len(kept))
     told = np.flatnonzero(place[found.row] >= 0)
     code = {text: number for number, text in enumerate(strings)}
-    number = {key: code[text] for key, text in spelled.items()}
-    columns = (
-        np.array([number.get(key, ABSENT) for key in column[told].tolist()], np.int32)
-        for column in (found.shapes, found.types, found.values)
-    )
-    return Operands(place[found.row[told]], *columns)
+    number = np.full(len(rows.texts), ABSENT, np.int32)  # the last is that of no text, whose code is -1
+    number[list(spelled)] = [code[text] for text in spelled.values()]
+    return Operands(place[found.row[told]], *(number[c[told]] for c in (found.shapes, found.types, found.values)))
 
 
 def _codes(strings: tuple[str, ...], texts: list[str] | list[str | None]) -> Int32:
