@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,19 +92,19 @@ def audit(
             missing=(*missing, *watch.missing),
         )
 
-    try:
-        with watching(watch):
-            yield audited
-    except BaseException as error:
-        missing.append(f"the rest of the step: it raised {type(error).__name__}")
+    def over(kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            missing.append(f"the rest of the step: it raised {kind.__name__}")
         audited.content = content()
         if folder is not None:
-            with suppress(OSError):  # the error of the program is the one to be seen
+            # The error of the program is the one to be seen.
+            with suppress(OSError) if kind is not None else nullcontext():
                 audited.save(folder)
-        raise
-    audited.content = content()
-    if folder is not None:
-        audited.save(folder)
+
+    with ExitStack() as after:
+        after.push(over)
+        with watching(watch):
+            yield audited
 
 
 def _place() -> tuple[int, int]:
