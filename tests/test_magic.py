@@ -79,6 +79,8 @@ def test_what_a_cell_raises_is_shown_as_ever_and_what_was_recorded_is_kept(told:
     raised = told["raising"]
     assert raised["raised"] == "AssertionError"
     assert "----> 4 assert n < 8, 'enough'" in raised["out"]  # the line that the notebook calls the fourth
+    number = [*CELLS].index("raising") + 1
+    assert f"In[{number}], line 4" in raised["out"]
     assert "magic.py" not in raised["out"]
     assert re.search(r"recorded 2 steps in runs/raising\.incomplete-\d+, opened as part", raised["out"])
     assert told["kept"]["result"] == "(2, 8, False, True)"
