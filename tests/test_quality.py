@@ -65,6 +65,11 @@ def test_a_remark_keeps_the_figures_that_the_answer_has() -> None:
     (kept,) = touching([note, note], answer)
     assert kept.affects == ("/epoch", "/result/rows/*/wait_ns", "/result/by_kind_ns", "/result/removable")
     assert touching([note], {"result": {}})[0].affects == ()
+    digest = {"result": {"questions": {"critical-path": {"figures": {"by_kind_ns": {"host": 7}, "makespan_ns": 9}}}}}
+    (kept,) = touching([note], digest)
+    assert kept.affects == ("/result/questions/*/figures/by_kind_ns",)
+    marked = with_touched(document(digest["result"], *kept.affects))["result"]["questions"]["critical-path"]["figures"]
+    assert (str(marked["by_kind_ns"]["host"]), str(marked["makespan_ns"])) == (f"7{MARK}", "9")
 
 
 def document(result: dict[str, Any], *affects: str) -> dict[str, Any]:

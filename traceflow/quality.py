@@ -98,10 +98,17 @@ def touching(notes: Iterable[Note], document: Mapping[str, Any]) -> tuple[Note, 
         >>> touching([note, note], {"result": {"segments": []}})
         (Note(code='TF303', text='order unknown', affects=('/result/segments',)),)
     """
-    return tuple(
-        replace(note, affects=tuple(pointer for pointer in note.affects if _is_there(document, pointer.split("/")[1:])))
-        for note in dict.fromkeys(notes)
-    )
+    kept = []
+    for note in dict.fromkeys(notes):
+        placed = (_placed(pointer, document) for pointer in note.affects)
+        kept.append(replace(note, affects=tuple(pointer for pointer in placed if pointer is not None)))
+    return tuple(kept)
+
+
+def _placed(pointer: str, document: Mapping[str, Any]) -> str | None:
+    """The pointer, as it leads into the answer; in a digest, into the answer to any question."""
+    within = pointer.replace("/result", "/result/questions/*/figures", 1)
+    return next((one for one in (pointer, within) if _is_there(document, one.split("/")[1:])), None)
 
 
 def _is_there(value: Any, path: list[str]) -> bool:
