@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -79,6 +80,7 @@ def test_what_was_compiled_is_loaded_without_the_compiler(monkeypatch: pytest.Mo
         raise AssertionError("it was compiled again")
 
     monkeypatch.setattr(compiled, "_made", fail)
+    monkeypatch.setattr(Compiled, "dispatcher", property(fail))
     assert answer(fresh(), VALUES, 8, inclusive=True) == expected
     with pytest.raises(AssertionError):
         fresh()(VALUES.astype(np.int32), 8, True, np.zeros(12, np.int64))  # other types want other code
@@ -108,6 +110,43 @@ def test_nothing_can_be_kept_and_all_works(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "file").touch()
     monkeypatch.setattr(compiled, "_folders", lambda: iter([tmp_path / "file" / "under"]))
     assert answer(fresh(), VALUES, 8, inclusive=True) == [24, 27, 30, 33]
+
+
+def test_code_that_others_can_write_is_never_loaded(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = answer(fresh(), VALUES, 8, inclusive=True)
+    (file,) = folder.glob("*.kernel")
+    file.chmod(0o666)
+    made: list[object] = []
+    compile_anew = compiled._made
+
+    def counted(kernel: Compiled, types: tuple[tuple[str, int], ...]) -> bytes:
+        made.append(kernel)
+        return compile_anew(kernel, types)
+
+    monkeypatch.setattr(compiled, "_made", counted)
+    assert answer(fresh(), VALUES, 8, inclusive=True) == expected
+    assert len(made) == 1
+
+
+def test_a_mask_that_lets_a_group_write_is_no_trouble(folder: Path) -> None:
+    before = os.umask(0o002)
+    try:
+        answer(fresh(), VALUES, 8, inclusive=True)
+    finally:
+        os.umask(before)
+    assert [file.stat().st_mode & 0o777 for file in folder.iterdir()] == [0o644]
+
+
+@pytest.mark.parametrize("step", ["_made", "_linked", "_here"])
+def test_where_machine_code_cannot_be_taken_out_numba_runs_the_kernel(
+    step: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> bytes:
+        raise AttributeError("another version of numba")
+
+    monkeypatch.setattr(compiled, step, fail)
+    assert answer(fresh(), VALUES, 8, inclusive=True) == [24, 27, 30, 33]
+    assert step == "_linked" or not [*folder.iterdir()]
 
 
 def test_without_a_compiler_kernels_are_python(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
@@ -36,7 +36,7 @@ class Compiled:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function: Any = function
         self.__doc__, self.__name__ = function.__doc__, function.__name__
-        self._loaded: dict[_Types, Callable[..., Any]] = {}
+        self._loaded: dict[_Types, Callable[..., Any] | None] = {}
 
     def __call__(self, *arguments: Any) -> Any:
         """Run the machine code for arguments of these types."""
@@ -54,12 +54,10 @@ class Compiled:
                 kinds.append(("?" if isinstance(one, bool | np.bool_) else "l", 0))
                 flat.append(int(one))
         types = tuple(kinds)
-        code = self._loaded.get(types)
-        if code is None:
-            if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
-                return self.dispatcher(*arguments)
-            code = self._loaded[types] = _load(self, types)
-        return code(*flat)
+        if types not in self._loaded:
+            self._loaded[types] = _load(self, types)
+        code = self._loaded[types]
+        return code(*flat) if code is not None else self.dispatcher(*arguments)
 
     @cached_property
     def dispatcher(self) -> Any:
@@ -69,8 +67,7 @@ class Compiled:
         called = {name: one.dispatcher for name, one in _called(self.function)}
         plain = FunctionType(self.function.__code__, {**self.function.__globals__, **called}, self.__name__)
         plain.__annotations__ = self.function.__annotations__
-        make: Any = njit
-        return make(error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)(plain)
+        return njit(error_model="numpy")(plain)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -124,20 +121,42 @@ def _constant(name: str, value: object) -> bytes:
     return f"{name} {value!r}".encode() if isinstance(value, int | float | np.generic) else name.encode()
 
 
-def _load(kernel: Compiled, types: _Types) -> Callable[..., Any]:
-    """The machine code for such arguments: what was kept, or else compiled now and kept."""
+def _load(kernel: Compiled, types: _Types) -> Callable[..., Any] | None:
+    """The machine code for such arguments: what was kept, or else compiled now and kept.
+
+    None where numba is to call the kernel itself: it is told not to compile, or is of a version or on a machine where
+    its machine code cannot be taken out.
+    """
+    if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
+        return None
+    with suppress(Exception):
+        return _kept_or_made(kernel, types)
+    return None
+
+
+def _kept_or_made(kernel: Compiled, types: _Types) -> Callable[..., Any]:
     name = f"{kernel.__name__}-{_key(kernel, types)}.kernel"
     for folder in _folders():
         with suppress(OSError):
-            content = (folder / name).read_bytes()
+            content = _own(folder / name)
             if hashlib.sha256(content[_DIGEST_BYTES:]).digest() == content[:_DIGEST_BYTES]:
                 return _linked(content[_DIGEST_BYTES:], types)
     content = _made(kernel, types)
     for folder in _folders():
         with suppress(OSError):
             write_whole(folder / name, lambda file: file.write(hashlib.sha256(content).digest() + content))
+            (folder / name).chmod(0o644)  # whatever the mask of this process lets others do
             break
     return _linked(content, types)
+
+
+def _own(file: Path) -> bytes:
+    """The content of a file that nobody but this user or root can have written: it is run."""
+    with file.open("rb") as opened:
+        state = os.fstat(opened.fileno())
+        if hasattr(os, "getuid") and (state.st_uid not in {0, os.getuid()} or state.st_mode & 0o022):
+            raise PermissionError
+        return opened.read()
 
 
 def _folders() -> Iterator[Path]:
@@ -206,10 +225,8 @@ def _linked(content: bytes, types: _Types) -> Callable[..., Any]:
 
     head, _, code = content.partition(b"\n")
     said = json.loads(head)
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(""), _machine(binding))
-    for name in said["outside"]:
-        if not binding.address_of_symbol(name):
-            binding.add_symbol(name, _NEVER_CALLED)
+    missing = [name for name in said["outside"] if not binding.address_of_symbol(name)]
+    engine = binding.create_mcjit_compiler(binding.parse_assembly(_never_called(missing)), _machine(binding))
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
@@ -230,6 +247,11 @@ def _machine(binding: Any) -> Any:
     return binding.Target.from_default_triple().create_target_machine(opt=3, jit=True, codemodel="jitdefault", **here)
 
 
-# What numba's code refers to serves exceptions and allocation. A kernel has neither, so that none of it is ever called.
-_STOP = ctypes.CFUNCTYPE(None)(os.abort)
-_NEVER_CALLED = ctypes.cast(_STOP, ctypes.c_void_p).value
+def _never_called(names: Iterable[str]) -> str:
+    """Functions under names that numba's code refers to, in LLVM's language; whoever calls one ends the process.
+
+    They serve exceptions and allocation, and a kernel has neither. They are known to this code alone: numba finds its
+    own under the same names.
+    """
+    bodies = (f'define void @"{name}"() {{ call void @llvm.trap() ret void }}' for name in names)
+    return "\n".join(("declare void @llvm.trap()", *bodies))

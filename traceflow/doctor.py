@@ -26,6 +26,7 @@ import msgspec
 from traceflow.capture import Manifest, read_manifest
 from traceflow.errors import TraceflowError
 from traceflow.result import Json
+from traceflow.user_cache import VARIABLE, user_cache
 
 _PATIENCE_S = 180
 _LITTLE_BYTES, _NOTHING_BYTES = 2 << 30, 64 << 20  # a capture of a few steps takes tens to hundreds of MiB
@@ -87,7 +88,7 @@ def examined(folder: Path, *, trial: bool = True) -> tuple[Checkup, ...]:
     checks = [_versions(), *_frameworks(), _switch(), *_dump_flags()]
     if trial:
         checks += [_tried(framework) for framework in _NAMES if find_spec(framework)]
-    return (*checks, *_gpu(), *_room(folder), _clock(), *_viewers())
+    return (*checks, *_gpu(), *_room(folder), _kept(), _clock(), *_viewers())
 
 
 def document_of(checks: Sequence[Checkup]) -> dict[str, Json]:
@@ -111,6 +112,15 @@ def _version(name: str) -> str | None:
 def _versions() -> Checkup:
     found = f"traceflow {_version('traceflow-ml')}, Python {platform.python_version()}, {platform.platform(terse=True)}"
     return Checkup("versions", State.GOOD, found)
+
+
+def _kept() -> Checkup:
+    """Where columns of traces are kept for the next time."""
+    chosen = os.environ.get(VARIABLE)
+    if chosen == "off":
+        return Checkup("cache", State.NOTE, f"{VARIABLE}=off keeps nothing of large traces", f"unset {VARIABLE}")
+    where = "" if chosen else "beside them in .traceflow-cache, or else "
+    return Checkup("cache", State.GOOD, f"columns of large traces are kept {where}in {user_cache()}")
 
 
 def _frameworks() -> Iterator[Checkup]:
