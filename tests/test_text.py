@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kineto_builder import KinetoTrace
 from rich.cells import cell_len
 from sources import ROOT
 
@@ -260,3 +263,21 @@ def test_a_case_is_shown_as_expected(
     monkeypatch.setenv("COLUMNS", "80")
     assert main(QUESTIONS[question]) == 0
     golden(f"{case}/{question}.txt", capsys.readouterr().out)
+
+
+def test_a_gate_is_told_in_few_digits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    card = KinetoTrace()
+    card.kernel("gemm", 9_000, 109_000, call=(2_000, 5_400))
+    card.all_reduce(109_000, 142_333, call=(6_000, 7_000))
+    card.write(tmp_path / "rank0.json")
+    assert main(["check", str(tmp_path / "rank0.json"), "--require", "exposed_share < 1 / 7"]) == 3
+    told = capsys.readouterr().out
+    assert "does not hold: it is 0.237" in told
+    assert not re.search(r"\d[.]\d{7}", told)
+
+
+def test_durations_of_one_line_are_in_one_unit() -> None:
+    figures = {"by_kind_ns": {"host": 1_733_501_000, "launch": 21_000}, "makespan_ns": 1_733_522_000}
+    result = {"questions": {"critical-path": {"figures": figures, "left_out": {}}}, "unavailable": []}
+    text = render(document("all", {**result, "left_out": {"findings": {}}}))
+    assert "by kind: host 1,733.5 ms, launch 0.0 ms" in text
