@@ -83,3 +83,44 @@ def test_seeds_are_read_or_refused_in_one_line(name: str, tmp_path: Path) -> Non
             told.append(str(refused))
     assert not [line for line in told if "\n" in line]
     assert read, "no seed is what the reader reads, so that nothing behind its first line is reached"
+
+
+SPAN = b'{"ph":"X","cat":"cpu_op","pid":1,"tid":1,"ts":1,"dur":2,"name":'
+FOUND = [
+    (
+        "memory",
+        b"\x80\x02}(X\x08\x00\x00\x00segmentsr\xff\xff\xff\x01]u.",
+    ),  # a place of its memory that takes gigabytes
+    ("memory", b"[[-1, 1, 5, 300]]"),
+    ("memory", b"[[-1, 1, 99999999999999999999, 7]]"),
+    ("memory", b'[[1e308, 2.0], [[0, 1], [0, "x"]]]'),
+    ("chrome", b'{"traceEvents":[' + SPAN + b'"\\ud800"}]}'),
+    ("chrome", b'{"traceEvents":[{"ph":"M","pid":{},"name":"process_name"},' + SPAN + b'"a"}]}'),
+    ("chrome", b'{"traceEvents":[{"ph":"X","ts":1e99999999999999999999,"dur":1,"name":"a"}]}'),
+    ("kineto", b'{"traceEvents":[' + SPAN + b'{"a": "\\\\ud800", "b": "c"}}]}'),
+    ("kineto", b'{"host_name": "\\ud800", "traceEvents":[' + SPAN + b'"a"}]}'),
+    ("kineto", b'{"a": ' + b"[" * 8000 + b"]" * 8000 + b', "traceEvents":[' + SPAN + b'"a"}]}'),
+    ("operations", b'[{"ph":"X","name":"\\ud800","ts":1,"dur":1,"args":{"step":0,"rank":0}}]'),
+    ("hlo-text", b"HloModule f\nENTRY main {\n  ROOT x = f32[4] parameter(99999999999999999999)\n}\n"),
+    ("hlo-text", b"HloModule f\nENTRY main {\n  ROOT x = f32[99999999999,99999999999] parameter(0)\n}\n"),
+    ("flight-recorder", b'{"entries": [{"op_id": {}}], "pg_config": {}}'),
+    *(
+        (
+            "placements",
+            b'[{"name":"w","dtype":"f","shape":[4],"local_shape":[4],"placements":[],"mesh":{"names":null,"ranks":%b}}]'
+            % ranks,
+        )
+        for ranks in (b"[[0,1],[2]]", b"null", b"[99999999999999999999]", b'["a"]', b"[]")
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "data"), FOUND)
+def test_what_was_found_before_is_mended(name: str, data: bytes, tmp_path: Path) -> None:
+    trial = Trial(READERS[name], tmp_path)
+    seed = next(iter(READERS[name].seeds()))
+    for _ in range(101):  # until memory has settled
+        trial(seed)
+    with warnings.catch_warnings(action="error"):
+        trial(data)
+    assert not trial.found, "\n".join(trial.found.values())
