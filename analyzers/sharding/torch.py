@@ -51,7 +51,11 @@ def torch_sharding(audits: TorchAudit | Sequence[TorchAudit], intent: Intent | N
     said, meshes = intent or Intent(), meshes_of(several)
     collectives = _merged(row for audit in several for row in _collectives(audit, said, meshes))
     names = [parameter.name for audit in several for parameter in audit.parameters]
-    found = [*unmatched_patterns(said, names), *(one for audit in several for one in _found(audit, said)), *_undeclared(collectives, said)]
+    found = [
+        *unmatched_patterns(said, names),
+        *(one for audit in several for one in _found(audit, said)),
+        *_undeclared(collectives, said),
+    ]
     return Sharding(
         mesh=said.mesh or (mesh_of(meshes[0]) if meshes else None),
         arrays=_arrays(several, said),

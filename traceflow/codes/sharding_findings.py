@@ -170,11 +170,12 @@ SHARDING_FINDINGS = (
     ),
     Code(
         "TF247",
-        "plan key that matches no module",
+        "key or pattern that names nothing",
         "A key of the plan for parallelize_module names no module, so that what it was to split stays whole on "
-        "every rank. Results are right; nothing is saved.",
-        "Correct the key; the nearest names are told.",
-        formula="A key of the plan that matches no name of a module.",
+        "every rank: results are right, and nothing is saved. Or a pattern of an intent names no argument or parameter, "
+        "so that nothing was held against it.",
+        "Correct it; the nearest names are told.",
+        formula="A key of the plan that matches no name of a module; a pattern that matches no name of an array.",
         example="A plan for parallelize_module names `uo` where the model has `up`.",
         command="traceflow show sharding runs/misspelt_plan",
         output="matches no module (derived)",
