@@ -25,7 +25,7 @@ from sources import ROOT
 CORPUS = ROOT.parent / "shared" / "corpus"
 PAGE = ROOT / "docs" / "input.md"
 LIMIT_S = 3600
-_BEGIN, _END = "<!-- matrix: begin, written by make matrix -->", "<!-- matrix: end -->"
+BEGIN, END = "<!-- matrix: begin, written by make matrix -->", "<!-- matrix: end -->"
 _FOLDERS = ("kineto", "xplane", "hlo/fsdp4_a100", "torch_memory", "cluster")
 _SINGLE_FILES = ("fsdp4_a100/proc", "module_0040", "module_0001")  # of the many like one another, these stand for all
 _QUESTIONS = (
@@ -169,8 +169,8 @@ def _grouped(told: Mapping[str, str], number: int) -> str:
 
 def _write(text: str) -> None:
     page = PAGE.read_text(encoding="utf-8")
-    before, after = page.partition(_BEGIN)[0], page.partition(_END)[2]
-    PAGE.write_text(f"{before}{_BEGIN}\n{text}\n{_END}{after}", encoding="utf-8")
+    before, after = page.partition(BEGIN)[0], page.partition(END)[2]
+    PAGE.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
 
 
 def _one(path: Path) -> None:
