@@ -68,6 +68,12 @@ def test_arrays_that_are_not_contiguous_are_read_right() -> None:
 
 
 @pytest.mark.usefixtures("folder")
+def test_a_fraction_is_no_whole_number() -> None:
+    with pytest.raises(TypeError):
+        fresh()(VALUES, 8.5, True, np.zeros(12, np.int64))
+
+
+@pytest.mark.usefixtures("folder")
 def test_an_empty_array_is_no_trouble() -> None:
     assert answer(fresh(), VALUES[:0], 0, inclusive=True) == []
 

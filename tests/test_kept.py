@@ -6,6 +6,7 @@ import io
 import os
 import random
 import shutil
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -228,6 +229,48 @@ def test_many_may_read_and_keep_at_once(file: Path) -> None:
         traces = list(threads.map(lambda _: read_kineto(file), range(40)))
     assert all(same(traces[0], trace) for trace in traces)
     assert same(traces[0], read_kineto(file))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no mode")
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o644, 0o666])
+def test_whoever_may_not_read_a_trace_may_not_read_its_columns(mode: int, file: Path) -> None:
+    file.chmod(mode)
+    before = os.umask(0)
+    try:
+        read_kineto(file)
+    finally:
+        os.umask(before)
+    assert columns_of(file).stat().st_mode & 0o777 == mode & 0o644
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no mode")
+def test_columns_that_others_can_write_are_made_again(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read_kineto(file)
+    columns_of(file).chmod(0o666)
+    with monkeypatch.context() as patched:
+        unread(patched)
+        with pytest.raises(AssertionError):
+            read_kineto(file)
+    assert same(first, read_kineto(file))
+    unread(monkeypatch)
+    assert same(first, read_kineto(file))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no owner")
+def test_columns_of_another_user_are_left_to_them(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = read_kineto(file)
+    if os.getuid() == 0:
+        os.chown(columns_of(file), 12345, -1)
+    else:
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    theirs = columns_of(file).stat()
+    with monkeypatch.context() as patched:
+        unread(patched)
+        with pytest.raises(AssertionError):
+            read_kineto(file)
+    assert same(first, read_kineto(file))
+    assert columns_of(file).stat() == theirs
+    assert len(list((tmp_path / "home" / "traceflow" / "traces").iterdir())) == 1
 
 
 def test_small_traces_are_not_kept(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

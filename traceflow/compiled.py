@@ -16,13 +16,14 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
+from operator import index
 from pathlib import Path
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from traceflow.user_cache import user_cache, write_whole
+from traceflow.user_cache import open_own, user_cache, write_whole
 
 _Types: TypeAlias = tuple[tuple[str, int], ...]
 """Per argument of a call, the letter of its type and its number of dimensions, 0 for a number."""
@@ -51,8 +52,9 @@ class Compiled:
                 flat.append(array.__array_interface__["data"][0])
                 flat.extend(array.shape)
             else:
-                kinds.append(("?" if isinstance(one, bool | np.bool_) else "l", 0))
-                flat.append(int(one))
+                is_bool = isinstance(one, bool | np.bool_)
+                kinds.append(("?" if is_bool else "l", 0))
+                flat.append(bool(one) if is_bool else index(one))  # a fraction would be cut without a word
         types = tuple(kinds)
         if types not in self._loaded:
             self._loaded[types] = _load(self, types)
@@ -138,25 +140,16 @@ def _kept_or_made(kernel: Compiled, types: _Types) -> Callable[..., Any]:
     name = f"{kernel.__name__}-{_key(kernel, types)}.kernel"
     for folder in _folders():
         with suppress(OSError):
-            content = _own(folder / name)
+            with open_own(folder / name) as file:  # it is run
+                content = file.read()
             if hashlib.sha256(content[_DIGEST_BYTES:]).digest() == content[:_DIGEST_BYTES]:
                 return _linked(content[_DIGEST_BYTES:], types)
     content = _made(kernel, types)
     for folder in _folders():
         with suppress(OSError):
             write_whole(folder / name, lambda file: file.write(hashlib.sha256(content).digest() + content))
-            (folder / name).chmod(0o644)  # whatever the mask of this process lets others do
             break
     return _linked(content, types)
-
-
-def _own(file: Path) -> bytes:
-    """The content of a file that nobody but this user or root can have written: it is run."""
-    with file.open("rb") as opened:
-        state = os.fstat(opened.fileno())
-        if hasattr(os, "getuid") and (state.st_uid not in {0, os.getuid()} or state.st_mode & 0o022):
-            raise PermissionError
-        return opened.read()
 
 
 def _folders() -> Iterator[Path]:

@@ -6,6 +6,9 @@ be written, it lies in the user's cache directory. TRACEFLOW_CACHE names another
 It serves as long as nothing has changed: the trace, by its size, its number on the disk, the times of its last change
 and samples of its content; the code that reads it; and the patterns that it was read with. What is damaged, of another
 version or of another trace is made again. That it cannot be written is no error.
+
+Columns go into machine code that trusts them, and hold what the trace holds. So those that another user may have written
+are not read, and whoever may not read a trace may not read its columns.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ from traceflow.trace.model import (
     Syncs,
     Trace,
 )
-from traceflow.user_cache import VARIABLE, user_cache, write_whole
+from traceflow.user_cache import VARIABLE, is_of_another, open_own, user_cache, write_whole
 
 FOLDER = ".traceflow-cache"
 """Where files of columns lie, beside the traces that they were made of."""
@@ -104,7 +107,7 @@ def kept_or_read(path: Path, read: Callable[[], Trace], *options: str) -> Trace:
     if key == _key(path, options) and _is_settled(path):
         for place in _places(path):
             with suppress(*_DAMAGE):
-                write_whole(place, partial(_write, trace, key))
+                write_whole(place, partial(_write, trace, key), _mode(path))
                 break
     return trace
 
@@ -120,7 +123,9 @@ def _places(path: Path) -> Iterator[Path]:
     own, absolute = user_cache(), path.absolute()
     name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:32]
     if not os.environ.get(VARIABLE) and _takes_files(absolute.parent):
-        yield absolute.parent / FOLDER / f"{path.name}.npz"
+        beside = absolute.parent / FOLDER / f"{path.name}.npz"
+        if not is_of_another(beside):
+            yield beside
     if own is not None:
         yield own / "traces" / f"{name}.npz"
 
@@ -128,6 +133,11 @@ def _places(path: Path) -> Iterator[Path]:
 def _takes_files(folder: Path) -> bool:
     """Whether files may be put into a folder; one that its owner protects is left alone even by who could."""
     return os.access(folder, os.W_OK) and bool(folder.stat().st_mode & 0o222)
+
+
+def _mode(path: Path) -> int:
+    """Who may read the columns of a trace: who may read the trace."""
+    return 0o600 | path.stat().st_mode & 0o044
 
 
 def _is_settled(path: Path) -> bool:
@@ -176,7 +186,7 @@ def _write(trace: Trace, key: str, file: BinaryIO) -> None:
 
 def _trace_in(place: Path, key: str) -> Trace | None:
     """The trace that a file holds; None where it was made of something else."""
-    with place.open("rb") as file, np.load(file, allow_pickle=False) as columns:
+    with open_own(place) as file, np.load(file, allow_pickle=False) as columns:
         rest = msgspec.json.decode(columns["rest"].tobytes(), type=_Rest)
         if rest.key != key:
             return None
