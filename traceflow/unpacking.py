@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,6 +16,8 @@ if TYPE_CHECKING:
 _GZIP, _XZ = b"\x1f\x8b", b"\xfd7zXZ\x00"
 _FREE_BYTES, _MOST_RATIO = 1 << 26, 100  # traces shrink to a tenth or a fortieth
 _PIECE_BYTES = 1 << 22
+_CHUNK_BYTES = 1 << 16  # given at a time: what is left of it is copied for each piece that comes out
+_ZEROS = re.compile(rb"\0*")
 
 
 def most_bytes(packed_bytes: int) -> int:
@@ -66,32 +69,40 @@ def parquet_table(path: Path) -> pa.Table:
 
 def _inflated(content: bytes) -> bytes:
     """All members of a packed file, one after another; some tools fill the last block with zeros."""
-    limit, found, rest = most_bytes(len(content)), bytearray(), content
-    while rest:
-        rest = _member(rest, found, limit).lstrip(b"\0")
+    limit, found, at = most_bytes(len(content)), bytearray(), 0
+    while at < len(content):
+        member = _xz_member if content.startswith(_XZ, at) else _gzip_member
+        at = member(content, at, found, limit)
+        zeros = _ZEROS.match(content, at)
+        at = zeros.end() if zeros else at
     return bytes(found)
 
 
-def _member(packed: bytes, found: bytearray, limit: int) -> bytes:
-    """Unpack one member to the end of `found`; return what follows it."""
-    if packed.startswith(_XZ):
-        xz = lzma.LZMADecompressor(memlimit=_FREE_BYTES * 4)
-        _grow(found, xz.decompress(packed, _PIECE_BYTES), limit)
-        while not xz.eof:
-            piece = xz.decompress(b"", _PIECE_BYTES)
-            if not piece and xz.needs_input:
-                raise EOFError("the xz stream ends early")
-            _grow(found, piece, limit)
-        return xz.unused_data
+def _gzip_member(packed: bytes, at: int, found: bytearray, limit: int) -> int:
+    """Unpack the member at `at` to the end of `found`; return where it ends."""
     gzip = zlib.decompressobj(wbits=31)
-    _grow(found, gzip.decompress(packed, _PIECE_BYTES), limit)
     while not gzip.eof:
-        tail = gzip.unconsumed_tail
-        piece, ended = gzip.decompress(tail, _PIECE_BYTES), bool(gzip.eof)
-        if not piece and not ended and gzip.unconsumed_tail == tail:
+        chunk = gzip.unconsumed_tail
+        if not chunk:
+            chunk = packed[at : at + _CHUNK_BYTES]
+            at += len(chunk)
+        piece = gzip.decompress(chunk, _PIECE_BYTES)
+        if not (chunk or piece or gzip.eof):
             raise EOFError("the gzip stream ends early")
         _grow(found, piece, limit)
-    return gzip.unused_data
+    return at - len(gzip.unused_data)
+
+
+def _xz_member(packed: bytes, at: int, found: bytearray, limit: int) -> int:
+    """As `_gzip_member`, of xz, which keeps what it was given until it needs more."""
+    xz = lzma.LZMADecompressor(memlimit=_FREE_BYTES * 4)
+    while not xz.eof:
+        if xz.needs_input and at == len(packed):
+            raise EOFError("the xz stream ends early")
+        chunk = packed[at : at + _CHUNK_BYTES] if xz.needs_input else b""
+        at += len(chunk)
+        _grow(found, xz.decompress(chunk, _PIECE_BYTES), limit)
+    return at - len(xz.unused_data)
 
 
 def _grow(found: bytearray, piece: bytes, limit: int) -> None:
