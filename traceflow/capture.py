@@ -364,7 +364,9 @@ def _refuse_taken(path: Path, *, force: bool) -> None:
         return
     what = f"cannot record to {path}"
     if not force:
-        raise TraceflowError("TF110", what, "it exists already", "choose another path, or replace it (-f, in Python force=True)")
+        raise TraceflowError(
+            "TF110", what, "it exists already", "choose another path, or replace it (-f, in Python force=True)"
+        )
     if not _replaceable(path):
         # Replacing means deleting: a mistyped path must not cost anyone a folder of something else.
         raise TraceflowError("TF110", what, "what is there is not a capture", "choose another path")
