@@ -6,7 +6,7 @@ import os
 import pickle
 import signal
 from collections.abc import Callable, Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields
 from multiprocessing import get_context
@@ -128,6 +128,27 @@ def test_a_process_that_ends_is_told_in_one_line() -> None:
         each(ends, [(1,), (2,)], executor)
 
 
+class Ended(Executor):
+    """Whose processes end while tasks are still handed in."""
+
+    def __init__(self) -> None:
+        self.first: Future[Any] = Future()
+        self.asked = 0
+
+    def submit(self, *_: Any, **__: Any) -> Future[Any]:
+        self.asked += 1
+        if self.asked > 1:
+            raise BrokenExecutor
+        return self.first
+
+
+def test_processes_that_end_before_all_tasks_are_handed_in_are_told_in_one_line() -> None:
+    executor = Ended()
+    with pytest.raises(TraceflowError, match="TF127: cannot read the traces"):
+        each(ends, [(1,), (2,)], executor)
+    assert executor.first.cancelled()
+
+
 def column_bytes(table: Any) -> int:
     """Bytes of all arrays in a trace and its tables."""
     held = [getattr(table, field.name) for field in fields(table)]
@@ -171,6 +192,31 @@ def test_a_url_may_name_one_file_or_a_folder_of_this_machine(stored: str, traces
     one = answers(traces / "rank1.pt.trace.json")
     assert list(map(without_input, answers(f"{stored}/rank1.pt.trace.json"))) == list(map(without_input, one))
     assert list(map(without_input, answers(traces.as_uri()))) == list(map(without_input, answers(traces)))
+
+
+class Web:
+    """A store that calls its files by whole URLs, as that of https does."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.files = {f"{url}/{file.name}": file for file in folder.iterdir()}
+
+    def find(self, path: str) -> list[str]:
+        return [name for name in self.files if f"{name}/".startswith(f"{path}/")]
+
+    def get(self, names: list[str], places: list[str]) -> None:
+        for name, place in zip(names, places, strict=True):
+            Path(place).write_bytes(self.files[name].read_bytes())
+
+
+@pytest.mark.parametrize("form", ["{}", "{}/", "{}/rank1.pt.trace.json"])
+def test_files_that_are_called_by_whole_urls_keep_their_names(
+    traces: Path, form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "https://traces.example.org/run"
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda asked: (Web(traces, url), asked))
+    run = traceflow.open(form.format(url))
+    assert {rank.source for rank in run.trace.ranks} <= {file.name for file in traces.iterdir()}
+    assert len(run.trace.ranks) == (1 if form.endswith("json") else len(list(traces.iterdir())))
 
 
 def test_copies_go_with_the_run(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, ProcessPoolExecutor
+from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, TypeVar
@@ -69,8 +69,10 @@ def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], executor:
     """
     if executor is None:
         return [function(*task) for task in tasks]
-    futures = [executor.submit(function, *task) for task in tasks]
+    futures: list[Future[T]] = []
     try:
+        for task in tasks:
+            futures.append(executor.submit(function, *task))  # noqa: PERF401  # those before a failure are cancelled
         return [future.result() for future in futures]
     except BrokenExecutor as error:
         why = "a process that read some of its files ended early, as for want of memory"

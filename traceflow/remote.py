@@ -79,14 +79,14 @@ def fetched(url: str) -> Copy:
 
 def _copied(store: Any, path: str, url: str, folder: Path) -> Path:
     """Copy files into a folder, and say which path in it stands for the URL."""
-    root = PurePosixPath(path)
-    while has_magic(str(root)):
-        root = root.parent
-    files = _listed(store, path, str(root))
+    path = root = path.rstrip("/")  # as text: some stores call their files by whole URLs
+    while has_magic(root):
+        root = root.rpartition("/")[0]
+    files = _listed(store, path)
     if not files:
         raise _refusal(url, "no such file or folder")
-    here = folder / (root.name or urlsplit(url).netloc or "root")
-    names = [file[len(str(root)) :].lstrip("/") for file in files]
+    here = folder / (root.rpartition("/")[2] or urlsplit(url).netloc or "root")
+    names = [file[len(root) :].lstrip("/") for file in files]
     if any(".." in PurePosixPath(name).parts for name in names):
         raise _refusal(url, "a name in it leads out of its folder")
     places = [here / name if name else here for name in names]
@@ -96,12 +96,10 @@ def _copied(store: Any, path: str, url: str, folder: Path) -> Path:
     return here
 
 
-def _listed(store: Any, path: str, root: str) -> Sequence[str]:
+def _listed(store: Any, path: str) -> Sequence[str]:
     """The files that are meant, those of folders included."""
-    if path != root:
-        return [file for found in sorted(store.glob(path)) for file in _listed(store, found, found)]
-    found: list[str] = sorted(store.find(path))
-    return found
+    meant = sorted(store.glob(path)) if has_magic(path) else [path]
+    return [file for one in meant for file in sorted(store.find(one))]
 
 
 def _refusal(url: str, why: str) -> TraceflowError:
