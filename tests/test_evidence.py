@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kineto_builder import KinetoTrace
 from msgspec.structs import replace
 from xla_files import Event, Line, everything, rows, write, write_chrome, xspace
 
@@ -140,6 +141,17 @@ def test_a_log_directory_is_read_without_its_json_twin(tmp_path: Path) -> None:
     (tmp_path / "broken.gz").write_bytes(b"\x1f\x8b\x08garbage")
     assert everything(read(tmp_path).trace) == everything(read_xspace(file).trace)
     assert everything(read(str(tmp_path / "plugins" / "**" / "*.pb")).trace) == everything(read_xspace(file).trace)
+
+
+@pytest.mark.parametrize("pattern", ["", "*", "*.json"])
+def test_hidden_files_are_not_meant(pattern: str, tmp_path: Path) -> None:
+    file = KinetoTrace(rank=0)
+    file.host("aten::mm", 0, 8_000)
+    content = file.write(tmp_path / "rank0.json").read_bytes()
+    for name in (".rank1.json", "._rank0.json"):  # a draft, and what macOS keeps beside a file
+        (tmp_path / name).write_bytes(content)
+    assert [rank.source for rank in read(str(tmp_path / pattern)).trace.ranks] == ["rank0.json"]
+    assert [rank.source for rank in read(str(tmp_path / ".rank*.json")).trace.ranks] == [".rank1.json"]
 
 
 def test_a_json_of_another_name_is_no_twin(tmp_path: Path) -> None:

@@ -255,12 +255,15 @@ def _found(given: Path) -> list[Path]:
         return sorted(file for file in given.rglob("*") if _is_meant(file))
     if has_magic(str(given)):
         named = Path(given.anchor).glob(str(given.relative_to(given.anchor)))
-        return sorted({file for path in named for file in _below(path)})
+        hidden = given.name.startswith(".")  # as a shell takes it
+        return sorted({file for path in named for file in _below(path, hidden=hidden)})
     raise TraceflowError("TF101", f"cannot read {given}", "no such file or folder", "check the path")
 
 
-def _below(path: Path) -> list[Path]:
-    return [file for file in path.rglob("*") if _is_meant(file)] if path.is_dir() else [path]
+def _below(path: Path, *, hidden: bool) -> list[Path]:
+    if path.is_dir():
+        return [file for file in path.rglob("*") if _is_meant(file)]
+    return [path] if hidden or _is_meant(path) else []
 
 
 def _is_meant(file: Path) -> bool:
