@@ -19,6 +19,9 @@ _TABLE = """
 XSpace: 1 XPlane* planes, 2 string* errors, 3 string* warnings, 4 string* hostnames
 XPlane: 1 int64 id, 2 string name, 3 XLine* lines, 4 EventMetadataEntry* event_metadata,
     5 StatMetadataEntry* stat_metadata, 6 XStat* stats
+XSpaceOfBytes: 1 XPlaneOfBytes* planes, 2 string* errors, 3 string* warnings, 4 string* hostnames
+XPlaneOfBytes: 1 int64 id, 2 string name, 3 bytes* lines, 4 EventMetadataEntry* event_metadata,
+    5 StatMetadataEntry* stat_metadata, 6 XStat* stats
 EventMetadataEntry: 1 int64 key, 2 XEventMetadata value
 StatMetadataEntry: 1 int64 key, 2 XStatMetadata value
 XLine: 1 int64 id, 2 string name, 3 int64 timestamp_ns, 4 XEvent* events

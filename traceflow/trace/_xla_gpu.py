@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
 
 import numpy as np
 
 from traceflow.program.module import HloModule, Programs
-from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, Hlo, LaneKey, Line, Plane, numbers, program_of
+from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, Hlo, LaneKey, Line, Plane, programs_of
 from traceflow.trace.communication_names import recognise
 from traceflow.trace.model import ABSENT, Kind, LaneKind
 
@@ -35,17 +34,16 @@ def gpu_chunks(plane: Plane, device: int, count: Count, communication: tuple[str
 
 def _stream_chunk(line: Line, lane: LaneKey, communication: tuple[str, ...]) -> Chunk:
     chunk = Chunk.of(line, np.arange(len(line)), lane)
-    rows = np.array([row for row, stats in enumerate(line.stats) if "hlo_op" in stats], np.int64)
-    kind = np.array([_kind(name, communication) for name in line.names], np.int8)
-    kind[np.setdiff1d(np.flatnonzero(kind == ABSENT), rows)] = Kind.COMPUTE
-    described = [line.stats[row] for row in rows]
-    program = np.array([program_of(stats) for stats in described], np.int64)
-    run = numbers(described, "run_id", default=_UNNUMBERED)
-    hlo = Hlo(rows, program, run, [str(stats["hlo_op"]) for stats in described])
-    return replace(chunk, kind=kind, correlation=numbers(line.stats, "correlation_id"), hlo=hlo)
+    executes = line.stats.has("hlo_op")
+    rows = np.flatnonzero(executes)
+    kind = line.names.each(lambda name: _kind(name, communication), np.int8)
+    kind[(kind == ABSENT) & ~executes] = Kind.COMPUTE
+    described = line.stats.take(rows)
+    run = described.numbers_or("run_id", _UNNUMBERED)
+    hlo = Hlo(rows, programs_of(described), run, described.texts("hlo_op"))
+    return replace(chunk, kind=kind, correlation=line.stats.numbers_or("correlation_id", ABSENT), hlo=hlo)
 
 
-@cache
 def _kind(name: str, communication: tuple[str, ...]) -> int:
     """What the name of a kernel tells; ABSENT where its instruction has to."""
     if _COPIES.match(name):
@@ -65,7 +63,11 @@ def with_runs(chunks: list[Chunk], programs: Programs) -> list[Chunk]:
     program = np.concatenate([hlo.program for _, hlo in tables])
     start_ns = np.concatenate([chunk.start_ns[hlo.row] for chunk, hlo in tables])
     correlation = np.concatenate([chunk.correlation[hlo.row] for chunk, hlo in tables])
-    launches = [(i, chunk.names[row]) for chunk, hlo in tables for i, row in zip(hlo.instruction, hlo.row, strict=True)]
+    launches = [
+        pair
+        for chunk, hlo in tables
+        for pair in zip(hlo.instruction.listed(), chunk.names.take(hlo.row).listed(), strict=True)
+    ]
     run = np.concatenate([hlo.run for _, hlo in tables])
     unnumbered = run == _UNNUMBERED
     for key in np.unique(program[unnumbered]):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from enum import IntEnum
-from functools import cache
 
 import numpy as np
 
+from traceflow.trace._xla_columns import Stats
 from traceflow.trace._xla_lines import (
     Chunk,
     Count,
@@ -18,13 +18,10 @@ from traceflow.trace._xla_lines import (
     Line,
     Mark,
     Start,
-    Stats,
-    number,
-    numbers,
-    program_of,
+    programs_of,
 )
 from traceflow.trace.host_waits import waits_on_host
-from traceflow.trace.model import ABSENT, Bool, Int64, Kind, LaneKind
+from traceflow.trace.model import ABSENT, Bool, Int8, Int64, Kind, LaneKind
 
 # Calls that block until the device is done: traceflow's own spans, JAX's and PjRt's waits, the device runtimes'
 # synchronisations and copies to the host.
@@ -38,7 +35,7 @@ _BLOCKS = re.compile(
 _RUNTIME = re.compile(r"ThunkExecutor::|SlinkyThreadPool::|(Invoke)?Rendezvous$|Wait: |Wait for rendezvous")
 
 # Statistics of the calls that start device work.
-_STARTS = frozenset({"correlation_id", "run_id", "global_device_id"})
+_STARTS = "correlation_id", "run_id", "global_device_id"
 
 
 class _Role(IntEnum):
@@ -64,7 +61,7 @@ def host_chunks(line: Line, count: Count) -> tuple[list[Chunk], list[Mark]]:
     An event with the statistic `hlo_op` and no correlation with a device's stream is the device's own work: XLA CPU
     executes on threads, and one thread serves several devices. What lies inside such an event is detail of it.
     """
-    roles = np.fromiter((_role(*event) for event in zip(line.names, line.stats, strict=True)), np.int8, len(line))
+    roles = _roles(line)
     device = roles == _Role.DEVICE
     roles[_inside(line, device) & (roles != _Role.MARK)] = _Role.INSIDE
     for role, reason in _LEFT_OUT.items():
@@ -74,22 +71,14 @@ def host_chunks(line: Line, count: Count) -> tuple[list[Chunk], list[Mark]]:
     return host_chunk + _device_chunks(line, np.flatnonzero(device)), _marks(line, marks)
 
 
-def _role(name: str, stats: Stats) -> _Role:
-    if "hlo_op" in stats and "correlation_id" not in stats:
-        return _Role.DEVICE if 0 <= (number(stats, "device_ordinal") or 0) < 2**31 else _Role.LOST
-    if "step_num" in stats:
-        return _Role.MARK
-    return _Role.RUNTIME if _is_runtime(name) else _Role.HOST
-
-
-@cache
-def _is_runtime(name: str) -> bool:
-    return _RUNTIME.match(name) is not None
-
-
-@cache
-def _blocks(name: str) -> bool:
-    return _BLOCKS.match(name) is not None
+def _roles(line: Line) -> Int8:
+    stats = line.stats
+    works = stats.has("hlo_op") & ~stats.has("correlation_id")
+    ordinal = stats.numbers_or("device_ordinal", 0)
+    placed = (ordinal >= 0) & (ordinal < 2**31)
+    runtime = line.names.each(lambda name: _RUNTIME.match(name) is not None, bool)
+    conditions = [works & placed, works, stats.has("step_num"), runtime]
+    return np.select(conditions, [_Role.DEVICE, _Role.LOST, _Role.MARK, _Role.RUNTIME], _Role.HOST).astype(np.int8)
 
 
 def _inside(line: Line, device: Bool) -> Bool:
@@ -102,60 +91,59 @@ def _inside(line: Line, device: Bool) -> Bool:
 
 
 def _device_chunks(line: Line, rows: Int64) -> list[Chunk]:
-    ordinal = numbers([line.stats[row] for row in rows], "device_ordinal", default=0)
+    ordinal = line.stats.take(rows).numbers_or("device_ordinal", 0)
     return [_device_chunk(line, rows[ordinal == device], int(device)) for device in np.unique(ordinal)]
 
 
 def _device_chunk(line: Line, rows: Int64, device: int) -> Chunk:
-    stats = [line.stats[row] for row in rows]
-    hlo = Hlo(
-        np.arange(len(rows)),
-        np.array([program_of(found) for found in stats], np.int64),
-        numbers(stats, "run_id", default=0),
-        [str(found["hlo_op"]) for found in stats],
-    )
+    stats = line.stats.take(rows)
+    hlo = Hlo(np.arange(len(rows)), programs_of(stats), stats.numbers_or("run_id", 0), stats.texts("hlo_op"))
     return replace(Chunk.of(line, rows, LaneKey(device, LaneKind.WORKER, ABSENT, line.name)), hlo=hlo)
 
 
 def _host_chunk(line: Line, rows: Int64) -> Chunk:
-    described = [(at, line.stats[row]) for at, row in enumerate(rows) if line.stats[row]]
-    handed = ((at, _hand_off(stats, "_pt", "_p")) for at, stats in described)
-    taken = ((at, _hand_off(stats, "_ct", "_c")) for at, stats in described)
-    starts = (_start(at, stats) for at, stats in described)
+    stats, names = line.stats.take(rows), line.names.take(rows)
+    waits = names.each(lambda name: _BLOCKS.match(name) is not None or waits_on_host(name), bool)
+    kind = np.where(waits, Kind.WAIT, np.where(stats.has(*_STARTS), Kind.CALL, Kind.HOST)).astype(np.int8)
     launching: dict[str, list[int]] = {}
-    for at, stats in described:
-        if "hlo_op" in stats:
-            launching.setdefault(str(stats["hlo_op"]), []).append(at)
+    launched = np.flatnonzero(stats.has("hlo_op"))
+    for at, operation in zip(launched.tolist(), stats.take(launched).texts("hlo_op").listed(), strict=True):
+        launching.setdefault(operation, []).append(at)
     return replace(
         Chunk.of(line, rows, LaneKey(ABSENT, LaneKind.THREAD, ABSENT, line.name)),
-        kind=np.array([_kind(line.names[row], line.stats[row]) for row in rows], np.int8),
-        correlation=numbers([line.stats[row] for row in rows], "correlation_id"),
-        starts=tuple(start for start in starts if start),
-        handed=tuple((at, key) for at, key in handed if key),
-        taken=tuple((at, key) for at, key in taken if key),
+        kind=kind,
+        correlation=stats.numbers_or("correlation_id", ABSENT),
+        starts=_starts(stats),
+        handed=tuple(_hand_offs(stats, "_pt", "_p").items()),
+        taken=tuple(_hand_offs(stats, "_ct", "_c").items()),
         launching=launching,
     )
 
 
-def _kind(name: str, stats: Stats) -> Kind:
-    if _blocks(name) or waits_on_host(name):
-        return Kind.WAIT
-    return Kind.CALL if not stats.keys().isdisjoint(_STARTS) else Kind.HOST
+def _starts(stats: Stats) -> tuple[Start, ...]:
+    run, numbered = stats.numbers("run_id")
+    ordinal = stats.numbers_or("device_ordinal", ABSENT)
+    device, placed = stats.numbers("global_device_id")
+    taken = _hand_offs(stats, "_ct", "_c")
+    starts = []
+    for at in np.flatnonzero(numbered | placed).tolist():
+        if numbered[at]:
+            starts.append(Start(at, int(ordinal[at]), int(run[at]), None))
+        elif at in taken:
+            starts.append(Start(at, int(device[at]), None, taken[at]))
+    return tuple(starts)
 
 
-def _start(at: int, stats: Stats) -> Start | None:
-    run, device = number(stats, "run_id"), number(stats, "device_ordinal")
-    if run is not None:
-        return Start(at, ABSENT if device is None else device, run, None)
-    device, handed = number(stats, "global_device_id"), _hand_off(stats, "_ct", "_c")
-    return None if device is None or handed is None else Start(at, device, None, handed)
-
-
-def _hand_off(stats: Stats, kind: str, identifier: str) -> HandOff | None:
-    one, other = number(stats, kind), number(stats, identifier)
-    return None if one is None or other is None else (one, other)
+def _hand_offs(stats: Stats, kind: str, identifier: str) -> dict[int, HandOff]:
+    """What relates rows to those of another thread, for those that are related."""
+    one, told = stats.numbers(kind)
+    other, numbered = stats.numbers(identifier)
+    rows = np.flatnonzero(told & numbered)
+    return dict(zip(rows.tolist(), zip(one[rows].tolist(), other[rows].tolist(), strict=True), strict=True))
 
 
 def _marks(line: Line, rows: Int64) -> list[Mark]:
-    found = ((number(line.stats[row], "step_num"), row) for row in rows)
-    return [Mark(step, int(line.start_ns[row]), int(line.end_ns[row])) for step, row in found if step is not None]
+    step, known = line.stats.take(rows).numbers("step_num")
+    rows = rows[known]
+    columns = step[known].tolist(), line.start_ns[rows].tolist(), line.end_ns[rows].tolist()
+    return list(map(Mark, *columns))

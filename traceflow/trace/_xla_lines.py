@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from traceflow.trace._xla_columns import Said, Stats, Texts
 from traceflow.trace.model import ABSENT, Int8, Int64, LaneKind
 
-Stats: TypeAlias = Mapping[str, object]
 HandOff: TypeAlias = tuple[int, int]
 """What relates an event of one thread to the event of another that continues it: a kind and a number."""
 
@@ -33,10 +33,17 @@ class Line:
 
     name: str
     number: int
-    names: list[str]
+    names: Texts
     start_ns: Int64
     end_ns: Int64
-    stats: list[Stats]
+    stats: Stats
+
+    @classmethod
+    def of(
+        cls, name: str, number: int, names: Iterable[str], start_ns: Int64, end_ns: Int64, stats: Sequence[Said]
+    ) -> Line:
+        """A line whose events are given one by one."""
+        return cls(name, number, Texts.of(names), start_ns, end_ns, Stats.of(stats))
 
     def __len__(self) -> int:
         return len(self.names)
@@ -90,7 +97,7 @@ class Hlo:
     row: Int64
     program: Int64
     run: Int64
-    instruction: list[str]
+    instruction: Texts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +107,7 @@ class Chunk:
     lane: LaneKey
     start_ns: Int64
     end_ns: Int64
-    names: list[str]
+    names: Texts
     kind: Int8
     correlation: Int64
     hlo: Hlo | None = None
@@ -116,7 +123,7 @@ class Chunk:
             lane,
             line.start_ns[rows],
             line.end_ns[rows],
-            [line.names[row] for row in rows],
+            line.names.take(rows),
             np.full(len(rows), ABSENT, np.int8),
             np.full(len(rows), ABSENT, np.int64),
         )
@@ -140,25 +147,6 @@ def noise(name: str) -> str | None:
     return next((reason for start, reason in _NOISE.items() if name.startswith(start)), None)
 
 
-def number(stats: Stats, name: str) -> int | None:
-    """A statistic as a signed 64-bit integer; Chrome traces write numbers as text.
-
-    Example:
-        >>> number({"run_id": "-7"}, "run_id"), number({"run_id": 2**64 - 7}, "run_id"), number({}, "run_id")
-        (-7, -7, None)
-    """
-    value = stats.get(name)
-    if isinstance(value, str) and value.removeprefix("-").isdecimal():
-        value = int(value)
-    return (value + 2**63) % 2**64 - 2**63 if isinstance(value, int) else None
-
-
-def numbers(lines: Iterable[Stats], name: str, default: int = ABSENT) -> Int64:
-    """A statistic of each event."""
-    found = (number(stats, name) for stats in lines)
-    return np.array([default if value is None else value for value in found], np.int64)
-
-
 def program_key(identifier: int) -> int:
     """A program's 64-bit identifier as a key: the same whether the file wrote it signed or unsigned.
 
@@ -169,10 +157,20 @@ def program_key(identifier: int) -> int:
     return identifier % 2**63
 
 
-def program_of(stats: Stats) -> int:
-    """Key of the program that an event says it executes, by its number, else by its module's name."""
-    identifier = number(stats, "program_id")
-    return named_key(str(stats.get("hlo_module"))) if identifier is None else program_key(identifier)
+def programs_of(stats: Stats) -> Int64:
+    """Key of the program that each row says it executes, by its number, else by its module's name."""
+    found, known = stats.numbers("program_id")
+    key = found & np.iinfo(np.int64).max  # as `program_key` has it
+    if not known.all():
+        key[~known] = _named(stats.take(~known))
+    return key
+
+
+def _named(stats: Stats) -> Int64:
+    key = np.full(stats.rows, named_key("None"), np.int64)
+    told = stats.has("hlo_module")
+    key[told] = stats.take(told).texts("hlo_module").each(named_key, np.int64)
+    return key
 
 
 def named_key(text: str) -> int:

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from traceflow.trace._xla_lines import Chunk, HandOff, LaneKey
+from traceflow.trace._xla_columns import numbered_pairs
+from traceflow.trace._xla_lines import Chunk, HandOff, Hlo, LaneKey
 from traceflow.trace._xla_tpu import Execution
 from traceflow.trace.model import ABSENT, Flows, Int64, LaneKind, Launches
 
@@ -82,8 +83,9 @@ def _programs_of_runs(
     }
     for chunk in chunks:
         if chunk.hlo and chunk.lane.kind == LaneKind.WORKER:
-            for program, run in np.unique(np.column_stack((chunk.hlo.program, chunk.hlo.run)), axis=0):
-                found[ABSENT, int(run)] = int(program), int(run)
+            for row in numbered_pairs(chunk.hlo.program, chunk.hlo.run)[1].tolist():
+                program, run = int(chunk.hlo.program[row]), int(chunk.hlo.run[row])
+                found[ABSENT, run] = program, run
     return found
 
 
@@ -92,16 +94,30 @@ def _first_launches(chunks: Sequence[Chunk], offsets: Int64) -> dict[tuple[int, 
     first: dict[tuple[int, int, int], int] = {}
     for chunk in chunks:
         if chunk.hlo and chunk.lane.kind == LaneKind.STREAM:
-            correlation = chunk.correlation[chunk.hlo.row]
-            for program, run, at in zip(chunk.hlo.program, chunk.hlo.run, correlation, strict=True):
-                key = int(program), int(run), chunk.lane.device
-                if at >= 0:
-                    first[key] = min(first.get(key, int(at)), int(at))
+            _note_first(chunk, chunk.hlo, first)
+    call_of = _calls(chunks, offsets, np.array(list(first.values()), np.int64))
+    return {key: call_of[at] for key, at in first.items() if at in call_of}
+
+
+def _note_first(chunk: Chunk, hlo: Hlo, first: dict[tuple[int, int, int], int]) -> None:
+    """The smallest correlation of the kernels of each run."""
+    correlation = chunk.correlation[hlo.row]
+    rows = np.flatnonzero(correlation >= 0)
+    pair, of = numbered_pairs(hlo.program[rows], hlo.run[rows])
+    least = np.full(len(of), np.iinfo(np.int64).max)
+    np.minimum.at(least, pair, correlation[rows])
+    for at in np.argsort(of).tolist():
+        row = rows[of[at]]
+        key = int(hlo.program[row]), int(hlo.run[row]), chunk.lane.device
+        first[key] = min(first.get(key, int(least[at])), int(least[at]))
+
+
+def _calls(chunks: Sequence[Chunk], offsets: Int64, sought: Int64) -> dict[int, int]:
+    """The earliest call with each correlation that is sought."""
     calls = sorted(
         (int(chunk.start_ns[row]), int(chunk.correlation[row]), int(offset + row))
         for offset, chunk in zip(offsets, chunks, strict=True)
         if chunk.lane.kind == LaneKind.THREAD
-        for row in np.flatnonzero(chunk.correlation >= 0)
+        for row in np.flatnonzero(np.isin(chunk.correlation, sought))
     )
-    call_of = {correlation: event for _, correlation, event in reversed(calls)}
-    return {key: call_of[at] for key, at in first.items() if at in call_of}
+    return {correlation: event for _, correlation, event in reversed(calls)}

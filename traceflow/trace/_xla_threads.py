@@ -37,9 +37,9 @@ def _is_calls_only(chunk: Chunk) -> bool:
 def _spans(thread: Chunk, named: set[str]) -> dict[str, tuple[Int64, Int64]]:
     """Start and end of a thread's spans that are named after operations, by name and in order."""
     rows: dict[str, list[int]] = {}
-    for row, name in enumerate(thread.names):
-        if name in named:
-            rows.setdefault(name, []).append(row)
+    found = np.flatnonzero(thread.names.each(lambda name: name in named, bool)) if named else np.empty(0, np.int64)
+    for row, name in zip(found.tolist(), thread.names.take(found).listed(), strict=True):
+        rows.setdefault(name, []).append(row)
     ordered = {name: np.array(own)[np.argsort(thread.start_ns[own], kind="stable")] for name, own in rows.items()}
     return {name: (thread.start_ns[own], thread.end_ns[own]) for name, own in ordered.items()}
 

@@ -11,6 +11,7 @@ import numpy as np
 from traceflow.program.hlo_text import Line as HloLine
 from traceflow.program.hlo_text import read_hlo_lines
 from traceflow.program.module import HloModule, kind_of, operation_of_name
+from traceflow.trace._xla_columns import Said, first_of_pairs, number
 from traceflow.trace._xla_lines import (
     DERIVED_LINE,
     Chunk,
@@ -20,7 +21,6 @@ from traceflow.trace._xla_lines import (
     Line,
     Plane,
     named_key,
-    number,
     program_key,
 )
 from traceflow.trace.model import ABSENT, Int64, LaneKind
@@ -67,8 +67,8 @@ def tpu_plane(plane: Plane, device: int, count: Count) -> TpuPlane:
         if line.name == _OPERATIONS:
             hlo = _hlo(line, executions)
             chunk = Chunk.of(line, np.arange(len(line)), LaneKey(device, LaneKind.LINE, ABSENT, line.name))
-            for stray in np.setdiff1d(np.arange(len(line)), hlo.row):
-                chunk.kind[stray] = kind_of(operation_of_name(line.names[stray]))
+            stray = np.setdiff1d(np.arange(len(line)), hlo.row)
+            chunk.kind[stray] = line.names.take(stray).each(lambda name: kind_of(operation_of_name(name)), np.int8)
             chunks.append(replace(chunk, hlo=hlo))
             _collect(line, hlo, texts)
     return TpuPlane(device, chunks, executions, texts)
@@ -88,9 +88,11 @@ def text_programs(planes: Iterable[TpuPlane]) -> dict[int, HloModule]:
 
 def _executions(lines: list[Line]) -> list[Execution]:
     spans = [
-        (int(start), int(end), name, number(stats, "run_id"))
+        (int(start), int(end), name, int(run) if known else None)
         for line in lines
-        for start, end, name, stats in zip(line.start_ns, line.end_ns, line.names, line.stats, strict=True)
+        for start, end, name, run, known in zip(
+            line.start_ns, line.end_ns, line.names.listed(), *line.stats.numbers("run_id"), strict=True
+        )
     ]
     spans.sort(key=lambda span: span[:3])
     runs: dict[str, int] = {}
@@ -109,27 +111,35 @@ def _hlo(line: Line, executions: list[Execution]) -> Hlo:
     at = np.searchsorted(starts, line.start_ns, side="right") - 1
     rows = np.flatnonzero(at >= 0)
     rows = rows[line.start_ns[rows] <= ends[at[rows]]]
-    owners = [executions[i] for i in at[rows]]
+    owner = at[rows]
     return Hlo(
         rows,
-        np.array([execution.program for execution in owners], np.int64),
-        np.array([execution.run for execution in owners], np.int64),
-        [line.names[row] for row in rows],
+        np.array([execution.program for execution in executions], np.int64)[owner],
+        np.array([execution.run for execution in executions], np.int64)[owner],
+        line.names.take(rows),
     )
 
 
 def _collect(line: Line, hlo: Hlo, texts: dict[int, dict[str, HloLine]]) -> None:
     """Note each instruction's text, in order of first execution."""
     order: Int64 = np.lexsort((hlo.row, line.start_ns[hlo.row]))
-    for at in order:
-        known, name = texts.setdefault(int(hlo.program[at]), {}), hlo.instruction[at]
-        if name not in known and (text := line.stats[hlo.row[at]].get("long_name")):
-            stats = line.stats[hlo.row[at]]
-            known[name] = HloLine(
-                str(text),
-                str(stats.get("tf_op", "")).rpartition(":")[0],
-                str(stats.get("source", "")),
-                flops=number(stats, "model_flops" if "model_flops" in stats else "flops"),
-                bytes_accessed=number(stats, "bytes_accessed"),
-                stack=str(stats.get("source_stack", "")),
-            )
+    for at in first_of_pairs(hlo.program[order], np.zeros(len(order), np.int64)).tolist():
+        texts.setdefault(int(hlo.program[order[at]]), {})
+    rows = hlo.row[order]
+    described = line.stats.holds("long_name")[rows]
+    order, rows = order[described], rows[described]
+    for at in first_of_pairs(hlo.program[order], hlo.instruction.code[order]).tolist():
+        known, name = texts[int(hlo.program[order[at]])], hlo.instruction.at(order[at])
+        if name not in known:
+            known[name] = _text(line.stats.said(rows[at]))
+
+
+def _text(said: Said) -> HloLine:
+    return HloLine(
+        str(said["long_name"]),
+        str(said.get("tf_op", "")).rpartition(":")[0],
+        str(said.get("source", "")),
+        flops=number(said, "model_flops" if "model_flops" in said else "flops"),
+        bytes_accessed=number(said, "bytes_accessed"),
+        stack=str(said.get("source_stack", "")),
+    )

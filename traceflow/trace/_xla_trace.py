@@ -13,6 +13,7 @@ from traceflow.program.dump import executed_among
 from traceflow.program.module import HloModule, Programs, kind_of, kind_of_instruction, operation_of_name
 from traceflow.result import Note, Tally
 from traceflow.trace import _xla_gpu, _xla_tpu
+from traceflow.trace._xla_columns import Texts, first_of_pairs, numbered_pairs
 from traceflow.trace._xla_communication import Executed, communications
 from traceflow.trace._xla_host import host_chunks
 from traceflow.trace._xla_lines import DERIVED_LINE, Chunk, Count, LaneKey, Mark, Plane
@@ -62,8 +63,8 @@ class _Content:
         """Names of the instructions that were executed, by program."""
         names: dict[int, set[str]] = {}
         for hlo in (chunk.hlo for chunks in (self.chunks, *self.gpus) for chunk in chunks if chunk.hlo):
-            for program, name in zip(hlo.program.tolist(), hlo.instruction, strict=True):
-                names.setdefault(program, set()).add(name)
+            for at in first_of_pairs(hlo.program, hlo.instruction.code).tolist():
+                names.setdefault(int(hlo.program[at]), set()).add(hlo.instruction.at(at))
         return names
 
 
@@ -172,12 +173,12 @@ def _events(chunks: Sequence[Chunk], keys: Sequence[LaneKey], strings: dict[str,
     """All events, chunk by chunk; their names are added to the strings."""
     place = {key: at for at, key in enumerate(keys)}
     lane = np.repeat([place[chunk.lane] for chunk in chunks], [len(chunk.names) for chunk in chunks])
-    names = [strings.setdefault(name, len(strings)) for chunk in chunks for name in chunk.names]
+    names = _column([chunk.names.coded_in(strings) for chunk in chunks])
     return Events(
         _column([chunk.start_ns for chunk in chunks]),
         _column([chunk.end_ns for chunk in chunks]),
         lane.astype(np.int32),
-        np.array(names, np.int32),
+        names.astype(np.int32),
         _column([chunk.kind for chunk in chunks]).astype(np.int8),
         _column([chunk.correlation for chunk in chunks]),
     )
@@ -187,19 +188,21 @@ def _column(parts: Sequence[NDArray[np.integer[Any]]]) -> Int64:
     return np.concatenate([np.empty(0, np.int64), *parts])
 
 
-def _executed(chunks: Sequence[Chunk], offsets: Int64, programs: Programs) -> tuple[HloEvents, list[str], Int8]:
+def _executed(chunks: Sequence[Chunk], offsets: Int64, programs: Programs) -> tuple[HloEvents, Texts, Int8]:
     """Executed instructions, their names and their kinds."""
     parts = [(offset, chunk.hlo) for offset, chunk in zip(offsets, chunks, strict=True) if chunk.hlo]
     event = _column([offset + hlo.row for offset, hlo in parts])
     program = _column([hlo.program for _, hlo in parts])
     run = _column([hlo.run for _, hlo in parts])
-    names = [name for _, hlo in parts for name in hlo.instruction]
+    places: dict[str, int] = {}
+    names = Texts(_column([hlo.instruction.coded_in(places) for _, hlo in parts]), list(places))
     known = _Instructions(programs)
-    found = np.array([known[int(key), name] for key, name in zip(program, names, strict=True)], np.int32).reshape(-1, 2)
+    pair, first = numbered_pairs(program, names.code)
+    found = np.array([known[int(program[at]), names.at(at)] for at in first], np.int32).reshape(-1, 2)[pair]
     return HloEvents(event.astype(np.int32), program, found[:, 0], run), names, found[:, 1].astype(np.int8)
 
 
-def _talking(hlo: HloEvents, events: Events, keys: Sequence[LaneKey], names: list[str]) -> Executed:
+def _talking(hlo: HloEvents, events: Events, keys: Sequence[LaneKey], names: Texts) -> Executed:
     """The executed instructions that communicate."""
     device = _column([np.array([key.device for key in keys], np.int64)])[events.lane[hlo.event]]
     rows = np.flatnonzero(events.kind[hlo.event] == Kind.COMMUNICATION)
@@ -214,7 +217,7 @@ def _talking(hlo: HloEvents, events: Events, keys: Sequence[LaneKey], names: lis
         hlo.program[rows],
         hlo.run[rows],
         hlo.instruction[rows],
-        [names[row] for row in rows],
+        names.take(rows).listed(),
         everyone,
     )
 

@@ -20,7 +20,8 @@ from traceflow.evidence import Evidence
 from traceflow.program.module import Programs
 from traceflow.result import Note
 from traceflow.trace._json_text import with_whole_characters
-from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, Stats, distinct_names, noise
+from traceflow.trace._xla_columns import Said
+from traceflow.trace._xla_lines import LONGEST, WITHOUT_TIME, Count, Line, Plane, distinct_names, noise
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
 from traceflow.unpacking import unpacked
@@ -128,7 +129,7 @@ def _lines(threads: Mapping[object, list[_Event]], process: object, names: Mappi
 def _line(name: str, thread: int, events: list[_Event]) -> Line:
     start_ps = [_picoseconds(event["ts"]) for event in events]
     end_ps = [start + _picoseconds(event["dur"]) for start, event in zip(start_ps, events, strict=True)]
-    return Line(
+    return Line.of(
         name,
         thread,
         [str(event["name"]) for event in events],
@@ -138,7 +139,7 @@ def _line(name: str, thread: int, events: list[_Event]) -> Line:
     )
 
 
-def _stats(event: _Event) -> Stats:
+def _stats(event: _Event) -> Said:
     arguments = event.get("args")
     return arguments if isinstance(arguments, dict) else {}
 

@@ -26,7 +26,8 @@ from traceflow.quality import ORDER
 from traceflow.result import Note
 from traceflow.trace._nsight_ranges import Placed, Ranges, placed_in, ranges_of
 from traceflow.trace._nsight_tables import UNKNOWN
-from traceflow.trace._xla_lines import Count, Line, Plane, Stats
+from traceflow.trace._xla_columns import Said
+from traceflow.trace._xla_lines import Count, Line, Plane
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import ABSENT, Bool, Int64, Kind, Rank
 from traceflow.unpacking import parquet_table
@@ -151,7 +152,7 @@ def _device_plane(
 
 
 def _device_line(ranges: Ranges, placed: Placed, run: Int64, rows: Int64, name: str) -> Line:
-    stats: list[Stats] = []
+    stats: list[Said] = []
     for row in rows.tolist():
         program, instruction = _point(ranges, placed, row)
         stat: dict[str, object] = {"correlation_id": _correlation(ranges, row)}
@@ -159,7 +160,7 @@ def _device_line(ranges: Ranges, placed: Placed, run: Int64, rows: Int64, name: 
             stat |= {"hlo_op": instruction, "program_id": program, "run_id": int(run[placed.module[row]])}
         stats.append(stat)
     names = [ranges.said[row].instruction or str(ranges.name[row]) for row in rows.tolist()]
-    return Line(name, 0, names, ranges.start_ns[rows], ranges.end_ns[rows], stats)
+    return Line.of(name, 0, names, ranges.start_ns[rows], ranges.end_ns[rows], stats)
 
 
 def _point(ranges: Ranges, placed: Placed, row: int) -> tuple[int, str]:
@@ -205,7 +206,7 @@ def _host_plane(ranges: Ranges, placed: Placed, count: Count) -> Plane:
 
 def _host_line(ranges: Ranges, placed: Placed, thread: int) -> Line:
     rows = np.flatnonzero((ranges.thread == thread) & (ranges.host_start_ns > UNKNOWN))
-    stats: list[Stats] = []
+    stats: list[Said] = []
     for row in rows.tolist():
         said, step = ranges.said[row], _STEP.search(str(ranges.name[row]))
         if placed.shown[row]:
@@ -214,7 +215,7 @@ def _host_line(ranges: Ranges, placed: Placed, thread: int) -> Line:
         else:
             stats.append({"step_num": step[1]} if step else {})
     names = [ranges.said[row].instruction or ranges.said[row].module or str(ranges.name[row]) for row in rows.tolist()]
-    return Line(str(thread), thread, names, ranges.host_start_ns[rows], ranges.host_end_ns[rows], stats)
+    return Line.of(str(thread), thread, names, ranges.host_start_ns[rows], ranges.host_end_ns[rows], stats)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,14 +7,11 @@ an event are rounded down to nanoseconds. The programs are a plane of their own,
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from traceflow.errors import TraceflowError
@@ -23,33 +20,15 @@ from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import Programs
 from traceflow.program.schema import message
 from traceflow.result import Note
-from traceflow.trace._xla_lines import (
-    LONGEST,
-    WITHOUT_TIME,
-    Count,
-    Line,
-    Plane,
-    Stats,
-    distinct_names,
-    noise,
-    number,
-    program_key,
-)
+from traceflow.trace._xla_columns import number
+from traceflow.trace._xla_decoded import plane_lines, stat_value
+from traceflow.trace._xla_lines import Count, Plane, program_key
 from traceflow.trace._xla_trace import About, xla_trace
 from traceflow.trace.model import Rank
 
 _PROGRAMS = "/host:metadata"
 _ENVIRONMENT = "Task Environment"
 _REPLACEMENT = b"\xef\xbf\xbd"
-
-# The statistics that are read; decoding only these spares most of the work.
-_WANTED = frozenset(
-    {
-        "_c", "_ct", "_p", "_pt", "bytes_accessed", "correlation_id", "device_ordinal", "flops", "global_device_id",
-        "hlo_module", "hlo_op", "long_name", "model_flops", "program_id", "run_id", "source", "source_stack",
-        "step_num", "tf_op",
-    }
-)  # fmt: skip
 
 
 def read_xspace(
@@ -76,8 +55,11 @@ def read_xspace(
         why = f"a program in it is damaged ({error.why})"
         raise TraceflowError(error.code, f"cannot read {path}", why, error.hint) from error
     count = Count()
-    planes = (Plane(plane.name, _lines(plane, count)) for plane in space.planes if plane.lines)
-    trace, programs = xla_trace(planes, programs, _about(space, path, rank), count, communication, beside)
+    planes = (Plane(plane.name, plane_lines(plane, _texts(plane), count)) for plane in space.planes if plane.lines)
+    try:
+        trace, programs = xla_trace(planes, programs, _about(space, path, rank), count, communication, beside)
+    except DecodeError as error:
+        raise _refusal(path) from error
     if not len(trace.events):
         raise TraceflowError("TF104", f"cannot use {path}", "it holds no events", "record while the program works")
     return Evidence(trace, programs)
@@ -86,15 +68,20 @@ def read_xspace(
 def _decoded(path: Path) -> Any:
     content = path.read_bytes()
     try:
-        return message("XSpace").FromString(content)
+        return message("XSpaceOfBytes").FromString(content)
     except DecodeError as error:
-        as_text = content.count(_REPLACEMENT) * 100 > len(content)
-        why = "it was saved as text, which replaced its bytes" if as_text else "it is cut short or overwritten"
-        raise TraceflowError("TF103", f"cannot read {path}", why, "copy it again as it was recorded") from error
+        raise _refusal(path) from error
+
+
+def _refusal(path: Path) -> TraceflowError:
+    content = path.read_bytes()
+    as_text = content.count(_REPLACEMENT) * 100 > len(content)
+    why = "it was saved as text, which replaced its bytes" if as_text else "it is cut short or overwritten"
+    return TraceflowError("TF103", f"cannot read {path}", why, "copy it again as it was recorded")
 
 
 def _about(space: Any, path: Path, rank: int) -> About:
-    said = {plane.name: _Dictionary.of(plane).all_of(plane.stats) for plane in space.planes}
+    said = {plane.name: _said(_texts(plane), plane.stats) for plane in space.planes}
     epoch_ns = number(said.get(_ENVIRONMENT, {}), "profile_start_time")
     host = space.hostnames[0] if space.hostnames else path.name.partition(".")[0]
     metadata = {name: str(value) for name, value in said.get(_PROGRAMS, {}).items()}
@@ -126,9 +113,9 @@ def _programs(space: Any) -> Programs:
     programs = {}
     for plane in space.planes:
         if plane.name == _PROGRAMS:
-            dictionary = _Dictionary.of(plane)
+            texts = _texts(plane)
             for entry in plane.event_metadata:
-                stats = dictionary.all_of(entry.value.stats)
+                stats = _said(texts, entry.value.stats)
                 content, identifier = stats.get("Hlo Proto"), number(stats, "program_id")
                 if isinstance(content, bytes):
                     key = program_key(entry.key if identifier is None else identifier)
@@ -136,86 +123,11 @@ def _programs(space: Any) -> Programs:
     return programs
 
 
-@dataclass(frozen=True, slots=True)
-class _Dictionary:
-    """The texts of a plane, by the numbers that stand for them."""
-
-    texts: Mapping[int, str]  # names of statistics, and texts that are their values
-    wanted: Mapping[int, str]
-
-    @classmethod
-    def of(cls, plane: Any) -> _Dictionary:
-        """The texts that a plane came with."""
-        texts = {entry.key: entry.value.name for entry in plane.stat_metadata}
-        return cls(texts, {key: text for key, text in texts.items() if text in _WANTED})
-
-    def all_of(self, stats: Iterable[Any]) -> dict[str, object]:
-        """Every statistic by name."""
-        return {self.texts.get(stat.metadata_id, ""): self._value(stat) for stat in stats}
-
-    def wanted_of(self, stats: Iterable[Any]) -> dict[str, object]:
-        """The statistics that are read, by name."""
-        wanted = self.wanted
-        return {wanted[stat.metadata_id]: self._value(stat) for stat in stats if stat.metadata_id in wanted}
-
-    def _value(self, stat: Any) -> object:
-        kind = stat.WhichOneof("value")
-        if kind == "ref_value":
-            return self.texts.get(stat.ref_value, "")
-        return getattr(stat, kind) if kind else None
+def _texts(plane: Any) -> dict[int, str]:
+    """The names of statistics, and texts that are their values, by the numbers that stand for them."""
+    return {entry.key: entry.value.name for entry in plane.stat_metadata}
 
 
-@dataclass(frozen=True, slots=True)
-class _Kind:
-    """What events of one kind share."""
-
-    name: str
-    stats: Stats
-    noise: str | None  # why events of this kind are left out
-
-    @classmethod
-    def of(cls, metadata: Any, dictionary: _Dictionary) -> _Kind:
-        """A kind by its metadata. A TPU operation's name is its HLO text, and its short name is for display."""
-        stats = dictionary.wanted_of(metadata.stats)
-        if metadata.display_name and " = " in metadata.name:
-            stats["long_name"] = metadata.name
-        name = metadata.display_name or metadata.name
-        return cls(name, stats, noise(name))
-
-
-def _lines(plane: Any, count: Count) -> Iterator[Line]:
-    """The lines of a plane, without the profiler's own events."""
-    dictionary = _Dictionary.of(plane)
-    kinds = {entry.key: _Kind.of(entry.value, dictionary) for entry in plane.event_metadata}
-    names = distinct_names([(line.name, line.id) for line in plane.lines])
-    for line, name in zip(plane.lines, names, strict=True):
-        yield _line(line, name, kinds, dictionary, count)
-
-
-def _line(line: Any, name: str, kinds: Mapping[int, _Kind], dictionary: _Dictionary, count: Count) -> Line:
-    nameless = _Kind("", {}, "without a name")
-    kind_of = [kinds.get(event.metadata_id, nameless) for event in line.events]
-    count.read += len(kind_of)
-    for reason, events in Counter(kind.noise for kind in kind_of if kind.noise).items():
-        count.drop(reason, events)
-    kept = [(kind, event) for kind, event in zip(kind_of, line.events, strict=True) if not kind.noise]
-    offset_ps = np.array([event.offset_ps for _, event in kept], np.int64)
-    duration_ps = np.array([event.duration_ps for _, event in kept], np.int64)
-    timed = (offset_ps > -LONGEST) & (offset_ps < LONGEST) & (duration_ps >= 0) & (duration_ps < LONGEST)
-    timed &= -LONGEST < line.timestamp_ns < LONGEST
-    if not timed.all():
-        count.drop(WITHOUT_TIME, len(kept) - timed.sum())
-        kept = [pair for pair, valid in zip(kept, timed, strict=True) if valid]
-    return Line(
-        name,
-        line.id,
-        [kind.name for kind, _ in kept],
-        line.timestamp_ns + offset_ps[timed] // 1000,
-        line.timestamp_ns + (offset_ps + duration_ps)[timed] // 1000,
-        [_merged(kind.stats, event.stats, dictionary) for kind, event in kept],
-    )
-
-
-def _merged(shared: Stats, own: Any, dictionary: _Dictionary) -> Stats:
-    found = dictionary.wanted_of(own) if len(own) else None
-    return {**shared, **found} if found else shared
+def _said(texts: Mapping[int, str], stats: Iterable[Any]) -> dict[str, object]:
+    """Statistics of what there are few of, by name."""
+    return {texts.get(stat.metadata_id, ""): stat_value(texts, stat) for stat in stats}
