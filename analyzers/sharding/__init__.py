@@ -8,7 +8,7 @@ instruction, its source line, what it moves and, with a trace, what it cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from traceflow.analyzers.critical_path import CriticalPath
@@ -75,7 +75,7 @@ def sharding(
     programs = [compilations] if isinstance(compilations, Compilation) else list(compilations)
     parts = _parts(programs, intent or Intent())
     _refuse_unknown_axes(parts, intent or Intent())
-    told = [tuple(_found(p)) for p in parts]
+    told = [tuple(_together(p, _found(p))) for p in parts]
     measured = Measured(trace, path)
     ranked = sorted(((redundancy(p), p) for p in parts), key=lambda pair: -pair[0].flops)
     heaviest = ranked[0][0] if ranked else None
@@ -100,12 +100,15 @@ def sharding(
 
 
 def _parts(programs: Sequence[Compilation], intent: Intent) -> list[Partitioning]:
-    """Programs with their intent; beside some on a mesh, those that name none, such as a random key's, have no batch."""
+    """Programs with their intent. Of several, those that only prepare something, such as a random key, have no batch.
+
+    They are told by the mesh: they name none, where others do; and by their work: they multiply nothing, where others do.
+    """
     parts = [Partitioning(program, intent) for program in programs]
-    if not any(p.names_mesh for p in parts):
-        return parts
+    on_mesh = [p for p in parts if p.names_mesh]
+    batched = [p for p in on_mesh if p.multiplies] or on_mesh or parts
     unbatched = replace(intent, batch=None)
-    return [p if p.names_mesh else Partitioning(p.compilation, unbatched) for p in parts]
+    return [p if p in batched else Partitioning(p.compilation, unbatched) for p in parts]
 
 
 def _refuse_unknown_axes(parts: Sequence[Partitioning], intent: Intent) -> None:
@@ -179,17 +182,47 @@ def _found(p: Partitioning) -> Iterator[Found]:
     yield from masked_experts(p)
 
 
-def _finding(p: Partitioning, found: Found, measured: Measured) -> Finding:
+def _together(p: Partitioning, found: Iterable[Found]) -> Iterator[Found]:
+    """What one line of the source does alike, as in each of several layers, is one mismatch: it is mended once."""
+    same: dict[tuple[str, ...], list[Found]] = {}
+    for number, one in enumerate(found):
+        line = _source(p, one)
+        same.setdefault((one.code, one.title, one.suggestion, line, "" if line else str(number)), []).append(one)
+    for first, *others in same.values():
+        yield _repeated(p, first, others) if others else first
+
+
+def _repeated(p: Partitioning, first: Found, others: Sequence[Found]) -> Found:
+    everyone = (first, *others)
+    known_bytes = [one.bytes for one in everyone if one.bytes is not None]
+    return replace(
+        first,
+        title=f"{first.title}, {len(everyone)} times",
+        rows=tuple(dict.fromkeys(row for one in everyone for row in one.rows)),
+        bytes=sum(known_bytes) if len(known_bytes) == len(everyone) else None,
+        evidence={**first.evidence, "instructions": [name for one in everyone for name in _instructions(p, one)]},
+    )
+
+
+def _source(p: Partitioning, found: Found) -> str:
     module, row = _shown(p, found)
+    return found.source or (module.source[row] if module is not None and row is not None else "")
+
+
+def _instructions(p: Partitioning, found: Found) -> list[str]:
+    """Those of the divided program that show a mismatch, or the one before it is divided."""
+    module, row = _shown(p, found)
+    named = [p.divided.instruction_name[r] for r in found.rows] if p.divided else []
+    return named or ([module.instruction_name[row]] if module is not None and row is not None else [])
+
+
+def _finding(p: Partitioning, found: Found, measured: Measured) -> Finding:
     by_row = {c.row: c for c in p.collectives}
     sent = sum(by_row[r].bytes or 0 for r in found.rows if r in by_row) if found.bytes is None else found.bytes
-    instructions = [p.divided.instruction_name[r] for r in found.rows] if p.divided else []
-    if not instructions and module is not None and row is not None:
-        instructions = [module.instruction_name[row]]
     evidence: dict[str, Json] = {
         "program": p.compilation.name,
-        "instructions": [*instructions],
-        "source": found.source or (module.source[row] if module is not None and row is not None else ""),
+        "instructions": [*_instructions(p, found)],
+        "source": _source(p, found),
         "bytes": sent or None,
         **({"spec": found.spec} if found.spec else {}),
         **found.evidence,

@@ -54,6 +54,13 @@ class Partitioning:
         """The user's mesh, None where neither the program nor its author names one."""
         return self.intent.mesh
 
+    @property
+    def multiplies(self) -> bool:
+        """Whether there is a product or a convolution in the program, at the stage that is closest to what was written."""
+        stages = (self.compilation.written, self.compilation.propagated, self.divided)
+        module = next((module for module in stages if module is not None), None)
+        return module is not None and bool(module.dots or module.convolutions)
+
     @cached_property
     def divided(self) -> HloModule | None:
         """The program of one device, as close to its cause as was kept."""

@@ -13,6 +13,7 @@ from traceflow.intent.intent import ArrayIntent
 from traceflow.intent.mesh import Axes
 from traceflow.intent.shardy import stated
 from traceflow.intent.spec import Spec
+from traceflow.program.arithmetic import arrays
 from traceflow.program.cost import Cost
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 
@@ -37,8 +38,7 @@ def redundancy(p: Partitioning) -> Redundancy:
     local = None if p.divided_cost is None else _flops(p.divided_cost.total())
     whole = _flops(p.whole_cost)
     if p.mesh is None or local is None or not whole:
-        reason = "the program was not kept before and after it was divided" if local is None else "no mesh is named"
-        return Redundancy(None, idle, reason, whole or 0)
+        return Redundancy(None, idle, _why_unknown(p), whole or 0)
     by_hand = p.compilation.written is not None and "xla.sdy.GlobalToLocalShape" in set(
         p.compilation.written.custom_call_target.values()
     )
@@ -48,6 +48,15 @@ def redundancy(p: Partitioning) -> Redundancy:
         )
     why = f"{', '.join(idle)} splits no array" if idle else "all axes split arrays"
     return Redundancy(local * len(p.mesh) / whole, idle, why, whole)
+
+
+def _why_unknown(p: Partitioning) -> str:
+    if p.whole_cost is None:
+        return (
+            "the program was not kept as it was written: decorate the jitted step with tf.instrument in place of "
+            "recorder.step(), or record with xla_dump=True or --xla-dump"
+        )
+    return "no mesh is named" if p.mesh is None else "what the program computes is not known at every stage"
 
 
 def _flops(cost: Cost | None) -> int | None:
@@ -109,9 +118,9 @@ def _batch(p: Partitioning) -> Iterator[Found]:
     batch = p.intent.batch
     if batch is None:
         return
-    arrays = [array for array in p.arguments.values() if array.shape and not _is_parameter(p, array)]
-    if not any(set(batch) & set((array.spec or Spec(())).axes) for array in arrays):
-        for array in _inputs(arrays):
+    arguments = [array for array in p.arguments.values() if array.shape and not _is_parameter(p, array)]
+    if not any(set(batch) & set((array.spec or Spec(())).axes) for array in arguments):
+        for array in _inputs(p, arguments):
             better = Spec.of(batch, *[None] * (len(array.shape) - 1))
             yield Found(
                 code="TF233",
@@ -129,11 +138,23 @@ def _is_parameter(p: Partitioning, array: ArrayIntent) -> bool:
     return any(fnmatch(array.name, pattern) for pattern in p.intent.params)
 
 
-def _inputs(arrays: list[ArrayIntent]) -> list[ArrayIntent]:
-    """The arguments that hold the batch: those that lie whole where others are split, else the first."""
-    whole = [array for array in arrays if not (array.spec or Spec(())).axes]
-    first = whole or arrays
+def _inputs(p: Partitioning, arguments: list[ArrayIntent]) -> list[ArrayIntent]:
+    """The argument that holds the batch: the first that lies whole, and rather one that the step does not return.
+
+    What a step takes and returns in the same shape is a state, such as parameters.
+    """
+    whole = [array for array in arguments if not (array.spec or Spec(())).axes]
+    returned = set(_result_shapes(p))
+    entering = [array for array in whole if array.shape not in returned]
+    first = entering or whole or arguments
     return first[:1]
+
+
+def _result_shapes(p: Partitioning) -> list[tuple[int, ...]]:
+    """Dimensions of what the whole program returns."""
+    module = p.compilation.written
+    root = -1 if module is None else int(module.computation_root[module.entry])
+    return [] if module is None or root < 0 else [dims for _, dims in arrays(module.shape[root])]
 
 
 def _lost(p: Partitioning, batch: Axes) -> Iterator[Found]:
