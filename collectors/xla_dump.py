@@ -30,7 +30,7 @@ def begin_dump(folder: Path) -> str | None:
     end_dump()  # a parent of this process may have begun one
     flags = os.environ.get("XLA_FLAGS", "")
     if backends_are_initialized():
-        return "JAX had initialised XLA before: enter tf.record earlier, or use traceflow run"
+        return "JAX had initialised XLA before: enter tf.record before any array is made, or leave recording to traceflow run"
     if "xla_dump_to" in flags:
         return "XLA_FLAGS has an xla_dump_to of its own"
     asked = f"--xla_dump_hlo_as_text --xla_dump_hlo_as_proto --xla_dump_hlo_pass_re='{_PASSES}'"

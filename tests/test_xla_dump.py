@@ -42,6 +42,13 @@ RECORDED = f"""{STEP}
     jax.jit(lambda x: x + 7)(jax.numpy.ones(3))
     print(os.environ.get("XLA_FLAGS"))
 """
+INSTRUMENTED = f"""{STEP}
+    import traceflow as tf
+    with tf.record("a", framework="jax", xla_dump=True, steps=1):
+        step = tf.instrument(compiled())
+        for _ in range(2):
+            step(jax.numpy.ones((8, 6)), jax.numpy.ones((6, 4)))
+"""
 ANNOTATED = f"""{STEP}
     exec(sys.argv[1])
     for number in range(4):
@@ -89,6 +96,7 @@ def stages_in(capture: Path) -> set[str]:
     return found
 
 
+TOO_LATE = "JAX had initialised XLA before"
 EVERY_STAGE = {"before_optimizations", "before_shardy-xla", "before_spmd-partitioning", "after_spmd-partitioning"}
 
 
@@ -104,10 +112,22 @@ def test_a_recording_keeps_what_xla_dumps_until_it_ends(folder: Path) -> None:
     assert traceflow.open(folder / "a").summary().ranks == (0,)
 
 
+def test_an_instrumented_program_that_was_dumped_is_one_program(folder: Path) -> None:
+    run(INSTRUMENTED)
+    (kept,) = (one for one in traceflow.open(folder / "a").compilations if "multiply" in one.name)
+    assert (folder / "a" / "program").is_dir()
+    assert kept.written is not None
+    assert kept.propagated is not None
+
+
 @pytest.mark.parametrize(
     ("before", "flags", "why"),
     [
-        ("jax.devices()", None, "JAX had initialised XLA before: enter tf.record earlier, or use traceflow run"),
+        (
+            "jax.devices()",
+            None,
+            f"{TOO_LATE}: enter tf.record before any array is made, or leave recording to traceflow run",
+        ),
         ("", "--xla_dump_to=mine", "XLA_FLAGS has an xla_dump_to of its own"),
     ],
 )

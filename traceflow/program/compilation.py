@@ -100,19 +100,25 @@ def compilations_of(files: Iterable[Path], programs: Programs) -> tuple[Compilat
 
 
 def _read(files: Iterable[Path], programs: Programs) -> Iterator[Compilation]:
-    """Compilations of which more than the last stage is there, each once, whichever process wrote it."""
+    """Compilations of which more than the last stage is there, each once, whoever wrote it.
+
+    What a dump tells of a program is more than what an instrumented function does, which says the same otherwise.
+    """
     folders: dict[Path, list[str]] = {}
     for file in files:
         folders.setdefault(file.parent, []).append(file.name)
-    seen: set[tuple[int, bool]] = set()
-    for folder, names in sorted(folders.items()):
-        for module, stages in staged(names).items():
-            if set(stages) - {Stage.COMPILED}:
-                one = _read_stages(re.sub(r"^module_\d+\.", "", module), folder, stages, programs)
-                key = id(one.compiled), one.propagated is not None
-                if one.compiled is None or key not in seen:
-                    seen.add(key)
-                    yield one
+    found = [
+        _read_stages(re.sub(r"^module_\d+\.", "", module), folder, stages, programs)
+        for folder, names in sorted(folders.items())
+        for module, stages in staged(names).items()
+        if set(stages) - {Stage.COMPILED}
+    ]
+    best: dict[int, Compilation] = {}
+    for one in found:
+        known = best.setdefault(id(one.compiled or one), one)
+        if known.propagated is None and one.propagated is not None:
+            best[id(one.compiled)] = one
+    return iter(best.values())
 
 
 def _read_stages(name: str, folder: Path, stages: Mapping[Stage, str], programs: Programs) -> Compilation:
