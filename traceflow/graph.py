@@ -339,7 +339,7 @@ def window(graph: DependencyGraph, start_ns: int, end_ns: int, *, counted: Bool)
         np.append(slices.event[rows], np.int32(NO_EVENT)),
         np.append(slices.kind[rows], np.int8(SliceKind.JOIN)),
     )
-    edges = _inside(graph, renumber, origin, start_ns, end_ns)
+    edges = _inside(graph, rows, renumber, start_ns, end_ns)
     clipped = dependency_graph(
         part, edges, counted=np.append(counted[rows], False), resolution_ns=int(graph.advance_ns.max(initial=0))
     )
@@ -375,14 +375,20 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
     )
 
 
-def _inside(graph: DependencyGraph, renumber: Int32, origin: int, start_ns: int, end_ns: int) -> list[Edges]:
+def _inside(graph: DependencyGraph, rows: Rows, renumber: Int32, start_ns: int, end_ns: int) -> list[Edges]:
     """Edges into vertices of the window; what came before the start is represented by the origin's end."""
-    target = graph.targets()
-    time_ns, source = graph.time_ns, graph.source
-    keep = (renumber[target >> 1] < origin) & (graph.kind != EdgeKind.SELF)
-    keep &= (time_ns[target] >= start_ns) & (time_ns[target] <= end_ns)
-    source, target, kind = source[keep], target[keep], graph.kind[keep]
+    target, edge = _into(graph, np.column_stack((2 * rows, 2 * rows + 1)).ravel())
+    time_ns, source, kind, origin = graph.time_ns, graph.source[edge], graph.kind[edge], len(rows)
+    keep = (kind != EdgeKind.SELF) & (time_ns[target] >= start_ns) & (time_ns[target] <= end_ns)
+    source, target, kind = source[keep], target[keep], kind[keep]
     early = time_ns[source] < start_ns
     new_source = np.where(early, 2 * origin + 1, 2 * renumber[source >> 1] + (source & 1))
     new_target = 2 * renumber[target >> 1] + (target & 1)
     return [Edges(new_source[kind == k], new_target[kind == k], EdgeKind(k)) for k in np.unique(kind)]
+
+
+def _into(graph: DependencyGraph, vertices: Rows) -> tuple[Rows, Rows]:
+    """The edges into some vertices, vertex by vertex: the vertex, and where to find the edge."""
+    first, count = graph.offsets[vertices], np.diff(graph.offsets)[vertices]
+    before = np.cumsum(count) - count
+    return np.repeat(vertices, count), np.repeat(first - before, count) + np.arange(int(count.sum()))

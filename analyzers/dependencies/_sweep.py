@@ -9,6 +9,7 @@ from traceflow.compiled import Compiled
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
+Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
 
@@ -80,6 +81,60 @@ def _slice(
     return filled
 
 
+NOT_CUT = np.iinfo(np.int64).min
+Parts = tuple[Int64, Int64, Int32, Int32, Int8]
+
+
+def divided(parts: Parts, until: Int64, before: int, after: int) -> tuple[Parts, Int32, Int32]:
+    """Slices with those of some events in two, and the first and the last slice of each event.
+
+    Args:
+        parts: Start, end, event, depth and kind of slices, in order.
+        until: Per event, when its only slice is cut, NOT_CUT where it stays whole.
+        before: The kind of what is before the cut.
+        after: The kind of what comes after it.
+    """
+    first, last = np.full(len(until), -1, np.int32), np.full(len(until), -1, np.int32)
+    count = len(parts[0]) + int((until != NOT_CUT).sum())
+    starts, ends = np.empty(count, np.int64), np.empty(count, np.int64)
+    filled = starts, ends, np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int8)
+    _divide(*parts, until, before, after, *filled, first, last)
+    return filled, first, last
+
+
+@Compiled
+def _divide(
+    start: Int64,
+    end: Int64,
+    event: Int32,
+    depth: Int32,
+    kind: Int8,
+    until: Int64,
+    before: int,
+    after: int,
+    starts: Int64,
+    ends: Int64,
+    events: Int32,
+    depths: Int32,
+    kinds: Int8,
+    first: Int32,
+    last: Int32,
+) -> None:
+    at = 0
+    for i in range(len(start)):
+        own = event[i]
+        starts[at], ends[at], events[at], depths[at], kinds[at] = start[i], end[i], own, depth[i], kind[i]
+        if first[own] < 0:
+            first[own] = at
+        if until[own] != NOT_CUT:
+            middle = min(max(until[own], start[i]), end[i])
+            ends[at], kinds[at] = middle, before
+            at += 1
+            starts[at], ends[at], events[at], depths[at], kinds[at] = middle, end[i], own, depth[i], after
+        last[own] = at
+        at += 1
+
+
 def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:
     """For each event, the innermost other event of its lane that is wanted and under way when it starts, -1 without one.
 
@@ -101,6 +156,24 @@ def _enclose(start: Int64, end: Int64, lane: Int32, wanted: Bool, stack: Int64, 
         if wanted[i]:
             stack[depth] = i
             depth += 1
+
+
+def within(moments: Int64, start: Int64, end: Int64) -> Int64:
+    """How many of the ascending moments lie in each interval, both ends included; starts and ends ascend, too."""
+    found = np.empty(len(start), np.int64)
+    _count(moments, start, end, found)
+    return found
+
+
+@Compiled
+def _count(moments: Int64, start: Int64, end: Int64, found: Int64) -> None:
+    first, after = 0, 0
+    for i in range(len(start)):
+        while first < len(moments) and moments[first] < start[i]:
+            first += 1
+        while after < len(moments) and moments[after] <= end[i]:
+            after += 1
+        found[i] = after - first
 
 
 NEVER = np.iinfo(np.int64).max

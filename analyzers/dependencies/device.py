@@ -29,13 +29,21 @@ def launched(trace: Trace) -> Launched:
     calls, work = np.flatnonzero(on_host & correlated), np.flatnonzero(~on_host & correlated)
     call = np.full(len(e), ABSENT, np.int32)
     if len(calls) and len(work):
-        code = np.unique(e.correlation, return_inverse=True)[1].ravel()
-        key = rank.astype(np.int64) * (int(code.max()) + 1) + code
+        key = _by_rank(rank, e.correlation)
         order = calls[np.lexsort((e.start_ns[calls], key[calls]))]
         at = np.minimum(np.searchsorted(key[order], key[work]), len(order) - 1)
         found = key[order[at]] == key[work]
         call[work[found]] = order[at[found]]
     return Launched(call, np.where(call >= 0, e.start_ns[call], _BEFORE_THE_TRACE))
+
+
+def _by_rank(rank: Int32, number: Int64) -> Int64:
+    """One integer per pair, equal where both are; numbers are sorted only where they are too large to be put together."""
+    extent = int(number.max(initial=0)) + 2  # ABSENT is below 0
+    if extent * (int(rank.max(initial=0)) + 1) >= 2**63:
+        distinct, number = np.unique(number, return_inverse=True)
+        extent = len(distinct) + 1
+    return rank.astype(np.int64) * extent + number
 
 
 def waits_for_copy(trace: Trace, launch: Launched) -> Bool:

@@ -124,25 +124,21 @@ def _filled(cut: Cut, rows: Int64, by_engine: Bool) -> _Filled:
     return _Filled(*map(np.concatenate, zip(in_gaps, in_calls, strict=True)))
 
 
-def _within(starts_ns: Int64, waits: _Waits) -> Int64:
-    """How many of the ascending moments lie in each interval, both ends included."""
-    after = np.searchsorted(starts_ns, waits.end_ns, side="right")
-    return after - np.searchsorted(starts_ns, waits.start_ns, side="left")
-
-
 def _search(cut: Cut, threads: list[Int64], intervals: Callable[[Cut, Int64], _Waits], workers: Bool) -> _Filled:
     """The intervals of every thread that the work of another, one of the workers, fills.
 
     Most hold no start of such work and are left out before anything is sorted.
     """
-    from traceflow.analyzers.dependencies._sweep import fillings
+    from traceflow.analyzers.dependencies._sweep import fillings, within
 
     starts_ns = [cut.slices.start_ns[thread] for thread in threads]
     working_ns = np.sort(np.concatenate([own for own, works in zip(starts_ns, workers, strict=True) if works]))
     each = []
     for thread, own_ns, works in zip(threads, starts_ns, workers, strict=True):
         waits = intervals(cut, thread)
-        others = _within(working_ns, waits) - (_within(own_ns, waits) if works else 0)
+        others = within(working_ns, waits.start_ns, waits.end_ns)
+        if works:
+            others -= within(own_ns, waits.start_ns, waits.end_ns)
         each.append(_Waits(*(column[others > 0] for column in waits)))
     rows = np.concatenate(threads)
     waits = _Waits(*map(np.concatenate, zip(*each, strict=True)))

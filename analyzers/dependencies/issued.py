@@ -33,6 +33,8 @@ def issued(trace: Trace, matches: Matches, cut: Cut) -> tuple[Cut, Edges]:
         The slices, those that waited in two; and the edges.
     """
     calls = _calls(trace, matches)
+    if not len(calls.event):
+        return cut, Edges(calls.event, calls.event, EdgeKind.HOST_SYNCHRONISATION)
     row = _under_way(cut, calls.lane, calls.done_ns)
     at, slices = np.maximum(row, 0), cut.slices
     within = (at > cut.last[calls.event]) & (slices.end_ns[at] >= calls.done_ns) & _may_wait(trace, cut)[at]

@@ -8,7 +8,7 @@ import numpy as np
 
 from traceflow.analyzers.matching import Matches
 from traceflow.graph import NO_EVENT, NO_LANE, SliceKind, Slices
-from traceflow.trace.model import Bool, Int8, Int32, Int64, Kind, LaneKind, Rows, Trace
+from traceflow.trace.model import Bool, Int32, Int64, Kind, LaneKind, Rows, Trace
 
 _KIND = {
     Kind.HOST: SliceKind.HOST,
@@ -51,6 +51,8 @@ class Cut:
         Returns:
             The slices, and where to find the first part of each old one.
         """
+        if not len(rows):
+            return self, np.arange(len(self.slices))
         copies = np.ones(len(self.slices), np.int64)
         copies[rows] = 2
         place, old = np.cumsum(copies) - copies, np.repeat(np.arange(len(copies)), copies)
@@ -82,14 +84,17 @@ def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
         matches: Which communication calls belong together.
         blocking: Calls that wait although their name does not say so, shape (events,).
     """
-    from traceflow.analyzers.dependencies._sweep import self_time
+    from traceflow.analyzers.dependencies._sweep import divided, self_time
 
     e = trace.events
     nests = trace.lanes.kind != LaneKind.STREAM
     start, end, event, depth, stuck_out = self_time(e.start_ns, e.end_ns, e.lane, nests)
     kinds = np.array([_KIND[kind] for kind in Kind], np.int8)[e.kind]
     kinds[blocking] = SliceKind.BLOCKED
-    start, end, event, depth, kind = _split(trace, matches, (start, end, event, depth), kinds)
+    until_ns = _arrivals(trace, matches, np.bincount(event, minlength=len(e)) == 1)
+    whole = start, end, event, depth, kinds[event]
+    parts, first, last = divided(whole, until_ns, SliceKind.ARRIVED, SliceKind.TRANSFER)
+    start, end, event, depth, kind = parts
     joins, join_ns = _joins(matches)
     slices = Slices(
         np.concatenate((start, join_ns)),
@@ -98,38 +103,26 @@ def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
         np.concatenate((event, np.full(len(join_ns), NO_EVENT, np.int32))),
         np.concatenate((kind, np.full(len(join_ns), SliceKind.JOIN, np.int8))),
     )
-    first, last = np.empty(len(e), np.int32), np.empty(len(e), np.int32)
-    rows = np.arange(len(event), dtype=np.int32)
-    last[event], first[event[::-1]] = rows, rows[::-1]
     return Cut(
         slices, first, last, depth, np.where(joins >= 0, joins + len(event), -1).astype(np.int32), int(stuck_out)
     )
 
 
-def _split(
-    trace: Trace, matches: Matches, parts: tuple[Int64, Int64, Int32, Int32], kinds: Int8
-) -> tuple[Int64, Int64, Int32, Int32, Int8]:
-    """Replace the slice of each matched communication by its wait and its transfer."""
-    start, end, event, depth = parts
-    until = np.full(len(trace.events), np.iinfo(np.int64).min)  # when the last participant arrived
-    matched = matches.instance >= 0
-    until[trace.communications.event[matched]] = matches.last_ns[matched]
-    whole = np.bincount(event, minlength=len(until)) == 1
-    divided = (until > np.iinfo(np.int64).min)[event] & whole[event]
-    copies = np.where(divided, 2, 1)
-    row = np.repeat(np.arange(len(event)), copies)
-    second = np.zeros(len(row), bool)
-    second[np.cumsum(copies)[divided] - 1] = True
-    middle = np.clip(until[event[row]], start[row], end[row])
-    kind = kinds[event[row]]
-    kind[divided[row]] = np.where(second[divided[row]], SliceKind.TRANSFER, SliceKind.ARRIVED)
-    return (
-        np.where(second, middle, start[row]),
-        np.where(divided[row] & ~second, middle, end[row]),
-        event[row],
-        depth[row],
-        kind,
-    )
+def _arrivals(trace: Trace, matches: Matches, in_one: Bool) -> Int64:
+    """When the last participant of each matched communication arrived, NOT_CUT for all other events.
+
+    Args:
+        trace: The evidence.
+        matches: Which communication calls belong together.
+        in_one: Events that have one slice, shape (events,).
+    """
+    from traceflow.analyzers.dependencies._sweep import NOT_CUT
+
+    until_ns = np.full(len(trace.events), NOT_CUT)
+    matched = np.flatnonzero(matches.instance >= 0)
+    matched = matched[in_one[trace.communications.event[matched]]]
+    until_ns[trace.communications.event[matched]] = matches.last_ns[matched]
+    return until_ns
 
 
 def _joins(matches: Matches) -> tuple[Int64, Int64]:

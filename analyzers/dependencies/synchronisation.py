@@ -127,13 +127,11 @@ def _calls(trace: Trace) -> dict[tuple[int, int], int]:
     """The host event of each (rank, correlation) that a synchronisation record refers to."""
     e = trace.events
     wanted = np.union1d(trace.syncs.correlation, trace.syncs.record_correlation)
-    rows = np.flatnonzero(
-        np.isin(e.correlation, wanted) & (e.correlation >= 0) & (trace.lanes.device[e.lane] == ABSENT)
-    )
-    rank = trace.lanes.rank[e.lane[rows]]
-    return {
-        (int(r), int(c)): int(row) for r, c, row in zip(rank[::-1], e.correlation[rows][::-1], rows[::-1], strict=True)
-    }
+    rows = np.flatnonzero((e.correlation >= 0) & (trace.lanes.device[e.lane] == ABSENT))
+    rows = rows[np.isin(e.correlation[rows], wanted)]
+    rows = rows[::-1]  # the first of several stays
+    keys = zip(trace.lanes.rank[e.lane[rows]].tolist(), e.correlation[rows].tolist(), strict=True)
+    return dict(zip(keys, rows.tolist(), strict=True))
 
 
 class _Recorded:
@@ -142,8 +140,9 @@ class _Recorded:
     def __init__(self, trace: Trace, queues: Queues) -> None:
         columns = (getattr(trace.syncs, name).tolist() for name in _Sync._fields)
         self.syncs = [_Sync(*row) for row in zip(*columns, strict=True)]
-        self.start_ns = trace.events.start_ns
         self.calls, self.queues = _calls(trace), queues
+        rows = list(self.calls.values())
+        self.start_ns = dict(zip(rows, trace.events.start_ns[rows].tolist(), strict=True))
         self.pending: dict[_Stream, dict[_Stream, tuple[int, int]]] = {}  # (place awaited, when the wait was issued)
         self.at_record: dict[tuple[int, int], _Frontier] = {}
 
@@ -172,7 +171,7 @@ class _Recorded:
     def _in_host_order(self) -> list[tuple[int, bool, _Sync]]:
         """(when, whether it is the wait or the record it refers to, the record), by the calls' start."""
         steps = [
-            (int(self.start_ns[call]), waiting, sync)
+            (self.start_ns[call], waiting, sync)
             for sync in self.syncs
             for correlation, waiting in ((sync.record_correlation, False), (sync.correlation, True))
             if (call := self.calls.get((sync.rank, correlation))) is not None
