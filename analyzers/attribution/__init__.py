@@ -137,6 +137,9 @@ _BY_DEFINITION: Mapping[Purpose, str] = {
 """The dimension along which such a collective works, where nothing else names its group."""
 
 
+_OF_COPIES = GRADIENTS | {Purpose.PARAMETER_GATHER}
+
+
 def _dimensions(
     calls: Sequence[Call],
     judged: Sequence[Judgement],
@@ -144,15 +147,17 @@ def _dimensions(
     *,
     copies: bool,
 ) -> list[str]:
-    named = [_named(call, one, expected) for call, one in zip(calls, judged, strict=True)]
-    told = [
-        name or _by_definition(call, one, expected, copies=copies)
-        for name, call, one in zip(named, calls, judged, strict=True)
-    ]
+    known: dict[object, str | None] = {}  # calls in which none of this differs are asked about once
+    told = []
+    for call, one in zip(calls, judged, strict=True):
+        key = id(call.group), call.program, call.kind, one.purpose, one.because
+        if key not in known:
+            known[key] = _named(call, one, expected) or _by_definition(call, one, expected, copies=copies)
+        told.append(known[key])
     learned = {
         call.members: name
         for name, call, one in zip(told, calls, judged, strict=True)
-        if name and call.members and one.purpose in {*GRADIENTS, Purpose.PARAMETER_GATHER} and not is_expert(name)
+        if name and one.purpose in _OF_COPIES and call.members and not is_expert(name)
     }
     return [
         name or (learned.get(call.members) if one.purpose not in OF_EXPERTS else None) or UNKNOWN

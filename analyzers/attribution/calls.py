@@ -7,10 +7,10 @@ operation by the kernel of another. Of operators, only the operation is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,14 @@ class _Said:
     hooked: bool
 
 
+class Issued(NamedTuple):
+    """What issued a call."""
+
+    rank: int
+    step: int
+    start_ns: int
+
+
 class Surroundings:
     """Host events around others, and instructions behind events of XLA."""
 
@@ -120,21 +128,28 @@ class Surroundings:
         e, trace = self.trace.events, self.trace
         named = np.array([text.startswith(_BACKWARD) for text in trace.strings] or [False])
         rows = np.flatnonzero(named[e.name] & (self.step != NO_STEP))
-        keys, which = np.unique(
-            np.column_stack((trace.lanes.rank[e.lane[rows]], self.step[rows])), axis=0, return_inverse=True
-        )
+        steps = np.unique(trace.marks.step)
+        key = trace.lanes.rank[e.lane[rows]].astype(np.int64) * len(steps) + np.searchsorted(steps, self.step[rows])
+        keys = np.unique(key)
+        which = np.searchsorted(keys, key)
         first, last = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), np.int64)
-        np.minimum.at(first, which.ravel(), e.start_ns[rows])
-        np.maximum.at(last, which.ravel(), e.end_ns[rows])
-        spans = zip(first.tolist(), last.tolist(), strict=True)
-        return {(rank, step): span for (rank, step), span in zip(keys.tolist(), spans, strict=True)}
+        np.minimum.at(first, which, e.start_ns[rows])
+        np.maximum.at(last, which, e.end_ns[rows])
+        of = zip((keys // max(len(steps), 1)).tolist(), steps[keys % max(len(steps), 1)].tolist(), strict=True)
+        return dict(zip(of, zip(first.tolist(), last.tolist(), strict=True), strict=True))
 
-    def chain(self, event: int) -> Iterator[str]:
-        """Names of the event itself and of all host events around it, the innermost first."""
-        e, strings = self.trace.events, self.trace.strings
-        while event >= 0:
-            yield strings[e.name[event]]
-            event = int(self.around[event])
+    @cached_property
+    def names(self) -> list[tuple[str, ...]]:
+        """Per communication call, the names of the host events around what issued it, the innermost first."""
+        event, strings = self.trace.communications.event, self.trace.strings
+        at = self.issuer[event]
+        at, levels = np.where(at == event, self.around[at], at), []
+        while (at >= 0).any():
+            levels.append(np.where(at >= 0, self.trace.events.name[at], ABSENT))
+            at = np.where(at >= 0, self.around[at], ABSENT)
+        codes = list(zip(*(level.tolist() for level in levels), strict=True)) or [()] * len(event)
+        spelled = {own: tuple(strings[code] for code in own if code != ABSENT) for own in set(codes)}
+        return [spelled[own] for own in codes]
 
     def of_instruction(self, program: int, row: int) -> tuple[Phase | None, tuple[str, ...]]:
         """Pass and scopes of an instruction, by the name of the operation that it comes from."""
@@ -170,15 +185,24 @@ class Surroundings:
             self._numbers[code] = tuple(map(int, re.findall(r"\d+", self.trace.strings[code])))
         return self._numbers[code]
 
-    def phase_of(self, issuer: int, said: _Said) -> Phase | None:
+    def phase_of(self, issued: Issued, said: _Said) -> Phase | None:
         """The pass that issued something: by what is around it, else by when it was in its step."""
         if said.phase is not None:
             return said.phase
-        e = self.trace.events
-        key = int(self.trace.lanes.rank[e.lane[issuer]]), int(self.step[issuer])
-        if key not in self.backward_span:
+        span = self.backward_span.get((issued.rank, issued.step))
+        if span is None:
             return None
-        return Phase.UPDATE if e.start_ns[issuer] >= self.backward_span[key][1] else Phase.FORWARD
+        return Phase.UPDATE if issued.start_ns >= span[1] else Phase.FORWARD
+
+    @cached_property
+    def issued(self) -> list[Issued]:
+        """Per communication call, what issued it; its own event where an instruction did."""
+        e, own = self.trace.events, self.trace.communications.event
+        issuer = self.issuer[own]
+        by_instruction = np.isin(own, list(self.instruction)) if self.instruction else np.zeros(len(own), bool)
+        issuer = np.where(by_instruction, own, issuer)
+        columns = self.trace.lanes.rank[e.lane[issuer]], self.step[issuer], e.start_ns[issuer]
+        return list(map(Issued, *(column.tolist() for column in columns)))
 
 
 def _said_by(names: tuple[str, ...]) -> _Said:
@@ -220,7 +244,12 @@ def phase_and_scopes(operation_name: str) -> tuple[Phase | None, tuple[str, ...]
 
 def calls_of(around: Surroundings) -> list[Call]:
     """Every communication call of a trace, by row."""
-    return [_call(around, row) for row in range(len(around.trace.communications.event))]
+    c, e, lanes = around.trace.communications, around.trace.events, around.trace.lanes
+    lane = e.lane[c.event]
+    participants = zip(lanes.rank[lane].tolist(), lanes.device[lane].tolist(), strict=True)
+    columns = c.event, c.operation, c.group, c.payload_bytes, c.in_splits, c.out_splits
+    rows = zip(*(column.tolist() for column in columns), strict=True)
+    return [_call(around, row, *both) for row, both in enumerate(zip(participants, rows, strict=True))]
 
 
 def replicated(trace: Trace) -> bool:
@@ -228,33 +257,33 @@ def replicated(trace: Trace) -> bool:
     return any(_REPLICATED.match(text) for text in trace.strings)
 
 
-def _call(around: Surroundings, row: int) -> Call:
+def _call(
+    around: Surroundings, row: int, participant: tuple[int, int], told: tuple[int, int, int, int, int, int]
+) -> Call:
+    """One row of `Trace.communications`: event, operation, group, payload and both splits."""
     trace = around.trace
-    c, e = trace.communications, trace.events
-    event, lane = int(c.event[row]), int(e.lane[c.event[row]])
-    kind = kind_of_operation(trace.strings[c.operation[row]])
-    issuer, program, hooked, of_argument = event, None, False, False
+    event, operation, group, payload_bytes, in_splits, out_splits = told
+    kind = kind_of_operation(trace.strings[operation])
+    issued, program, hooked, of_argument = around.issued[row], None, False, False
     if instruction := around.instruction.get(event):
         program = instruction[0]
         phase, scopes = around.of_instruction(*instruction)
         of_argument = kind is Kind.ALL_GATHER and around.takes_argument(*instruction)
     else:
-        issuer = int(around.issuer[event])
-        names = tuple(around.chain(issuer))[1 if issuer == event else 0 :]
-        said = around.said_by(names)
-        kind, phase, scopes, hooked = said.kind or kind, around.phase_of(issuer, said), said.scopes, said.hooked
+        said = around.said_by(around.names[row])
+        kind, phase, scopes, hooked = said.kind or kind, around.phase_of(issued, said), said.scopes, said.hooked
         if trace.format == "operations":  # the types of a table are what its author says of them
-            scopes = (trace.strings[e.name[event]],)
+            scopes = (trace.strings[trace.events.name[event]],)
     return Call(
         row=row,
-        participant=(int(trace.lanes.rank[lane]), int(trace.lanes.device[lane])),
+        participant=participant,
         kind=kind,
-        group=trace.groups[c.group[row]] if c.group[row] != ABSENT else None,
-        payload_bytes=int(c.payload_bytes[row]) if c.payload_bytes[row] != ABSENT else None,
-        in_splits=around.numbers(int(c.in_splits[row])),
-        out_splits=around.numbers(int(c.out_splits[row])),
-        issued_ns=int(e.start_ns[issuer]),
-        step=int(around.step[issuer]),
+        group=trace.groups[group] if group != ABSENT else None,
+        payload_bytes=payload_bytes if payload_bytes != ABSENT else None,
+        in_splits=around.numbers(in_splits),
+        out_splits=around.numbers(out_splits),
+        issued_ns=issued.start_ns,
+        step=issued.step,
         phase=phase,
         scopes=scopes,
         hooked=hooked,

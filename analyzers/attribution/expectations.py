@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from traceflow.analyzers.attribution.dimensions import Grids, members_of, planned, recorded
 from traceflow.analyzers.attribution.purposes import Kind, Phase, Purpose
-from traceflow.analyzers.moe.rows import complete_calls, count_rows
 from traceflow.intent.routing import DISPATCHERS, LayerRouting, Routing
 
 if TYPE_CHECKING:
@@ -107,6 +106,8 @@ def expectations(plan: Plan | None, routing: Routing | None, meshes: Mapping[int
 
 def _exchanges(layers: list[LayerRouting]) -> dict[tuple[int, int], frozenset[Splits]]:
     """The splits of each dispatch, by rank and step."""
+    from traceflow.analyzers.moe.rows import complete_calls, count_rows
+
     found: dict[tuple[int, int], set[Splits]] = {}
     for layer in layers:
         calls = complete_calls(layer)
