@@ -213,7 +213,7 @@ class _Collector:
         self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
         self._outcomes = np.empty(_BATCH, np.int8)
         self._span_numbers = np.empty((4, _BATCH), np.int64)
-        self._span_codes = np.empty((3, _BATCH), np.int32)
+        self._span_codes = np.empty((4, _BATCH), np.int32)
         self._texts = _Texts()
         self._counts = np.zeros(k.OUTCOMES, np.int64)
         self._members: dict[str, Json] = {}
@@ -225,7 +225,7 @@ class _Collector:
         self._syncs: list[SyncRecords] = []
         self._allocations: list[Allocations] = []
         self._unfinished: list[Int64] = []
-        self._counted: dict[int, bool] = {}
+        self._counted: Int8 = np.empty(0, np.int8)  # by code of a name, -1 for those not asked about yet
         self._row_count = self._without_duration = 0
 
     def feed(self, buffer: NDArray[np.uint8], *, final: bool) -> int:
@@ -278,9 +278,9 @@ class _Collector:
 
     def _take_flows(self, events: Int64) -> None:
         if len(events) or not self._flows:
-            time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
-            (number,) = self._numbers(events, k.ID)
-            self._flows.append(FlowEnds(number, time_ns, *self._codes(events, k.PID, k.TID, k.PH)))
+            phase, owner, track = self._span_codes[:3, events]
+            time_ns, number = self._span_numbers[::2, events]
+            self._flows.append(FlowEnds(number, time_ns, owner, track, phase))
 
     def _take_spans(self, outcomes: Int8, events: Int64) -> None:
         timed = self._span_numbers[1, events] >= 0
@@ -288,13 +288,12 @@ class _Collector:
         events = events[timed]
         category = outcomes[events]
         start_ns, end_ns, correlation, external = self._span_numbers[:, events]
-        name, owner, track = self._span_codes[:, events]
+        name, owner, track, said = self._span_codes[:, events]
         self._spans.append(Spans(start_ns, end_ns, correlation, external, name, owner, track, category))
-        self._take_collectives(events)
-        self._take_arguments(category, events)
+        self._take_collectives(np.flatnonzero(said & k.DESCRIBED), events)
+        self._take_arguments(np.flatnonzero((said & k.SHAPED > 0) & (category == k.OPERATOR)), events)
         self._take_copies(np.flatnonzero(category == k.MEMORY), events)
-        start, stop = self._places[events, k.FINISHED].T
-        self._unfinished.append(self._row_count + np.flatnonzero(stop - start == len("false")))  # "true" is shorter
+        self._unfinished.append(self._row_count + np.flatnonzero(said & k.CUT))
         self._row_count += len(events)
 
     def _take_copies(self, copied: Int64, events: Int64) -> None:
@@ -305,12 +304,10 @@ class _Collector:
         if told.any() or not self._copies:
             self._copies.append(Copies(self._row_count + copied[told], size_bytes[told]))
 
-    def _take_collectives(self, events: Int64) -> None:
-        stops = self._places[:, :, 1]
-        described = np.flatnonzero((stops[events, k.COLLECTIVE] > 0) | (stops[events, k.GROUP_NAME] > 0))
-        events = events[described]
-        if self._collectives and not len(events):
+    def _take_collectives(self, described: Int64, events: Int64) -> None:
+        if self._collectives and not len(described):
             return
+        events = events[described]
         codes = self._codes(events, k.COLLECTIVE, k.DTYPE, k.IN_SPLITS, k.OUT_SPLITS, k.GROUP_NAME, k.GROUP_RANKS)
         numbers = self._numbers(events, k.NELEMS, k.GROUP_SIZE, k.SEQUENCE, k.ROOT, k.SOURCE, k.DESTINATION)
         named = ("operation", "dtype", "in_splits", "out_splits", "group", "members")
@@ -318,9 +315,8 @@ class _Collector:
         columns: dict[str, Any] = dict(zip((*named, *counted), (*codes, *numbers), strict=True))
         self._collectives.append(Collectives(row=self._row_count + described, **columns))
 
-    def _take_arguments(self, category: Int8, events: Int64) -> None:
-        described = (category == k.OPERATOR) & (self._places[events, k.SHAPES, 1] > 0)
-        told = np.flatnonzero(described)[self._is_counted(self._spans[-1].name[described])]
+    def _take_arguments(self, shaped: Int64, events: Int64) -> None:
+        told = shaped[self._is_counted(self._spans[-1].name[shaped])]
         if self._arguments and not len(told):
             return
         texts = self._codes(events[told], k.SHAPES, k.TYPES, k.VALUES)
@@ -328,11 +324,12 @@ class _Collector:
 
     def _is_counted(self, names: Int32) -> Bool:
         """Whether operators of these names tell by their arguments what they cost."""
-        distinct, which = np.unique(names, return_inverse=True)
-        for code in distinct.tolist():
-            if code not in self._counted:
-                self._counted[code] = self._texts.text(code) in COUNTED
-        counted: Bool = np.array([self._counted[code] for code in distinct.tolist()], bool)[which]
+        lacking = int(names.max(initial=-1)) + 1 - len(self._counted)
+        if lacking > 0:
+            self._counted = np.append(self._counted, np.full(lacking, -1, np.int8))
+        for code in set(names[self._counted[names] < 0].tolist()):
+            self._counted[code] = self._texts.text(code) in COUNTED
+        counted: Bool = self._counted[names] > 0
         return counted
 
     def _take_syncs(self, events: Int64) -> None:

@@ -106,6 +106,9 @@ _ALL, _MIX = np.uint64(2**64 - 1), np.uint64(0x9E3779B97F4A7C15)
 _PIECES = _spelling()
 _FACTOR, _WORD_AT = _perfect_hash()
 
+(DESCRIBED, SHAPED, CUT) = (1, 2, 4)
+"""Bits: a span has arguments of a collective, has shapes, was cut by the end of the recording."""
+
 # What the kernels remember from call to call: places in `state`.
 (MODE, BARE, BASE, OFFSET, DAMAGE, FOUND, MEMBER_START, MEMBER_STOP, STATE) = range(9)
 (START, MEMBERS, EVENTS, END, BROKEN) = range(5)  # values of MODE
@@ -282,8 +285,10 @@ def scan(
         spans: Per event and member, the addresses where its value starts and ends; 0 and 0 for none.
             They hold as long as the buffer does.
         outcomes: Per event, what it is to become.
-        numbers: Of spans of time, ns of start and end, correlation and external number, shape (4, events).
-        codes: Of spans of time, numbers of the texts that tell name, owner and track, shape (3, events).
+        numbers: Of spans of time, ns of start and end, correlation and external number, shape (4, events); of ends of
+            data flows, the time and, as the third, their number.
+        codes: Of the same, numbers of the texts that tell name (of a flow, its phase), owner and track, and what else
+            is noted, by bits, shape (4, events).
         filled: As for `codes`, and the rest likewise.
         texts: The texts seen so far, with room for three for each event.
         slots: Where to find them.
@@ -303,7 +308,7 @@ def scan(
         if state[MODE] == EVENTS:
             place = state[FOUND]
             after = _scan_event(at, stop, final, state, spans, outcomes)
-            if state[FOUND] > place and outcomes[place] <= UNKNOWN:
+            if state[FOUND] > place and (outcomes[place] <= UNKNOWN or outcomes[place] == DATA_FLOW):
                 _note_span(spans, place, outcomes[place], numbers, codes, filled, texts, slots, arena)
         elif state[MODE] == MEMBERS:
             after = _scan_member(at, stop, state)
@@ -418,17 +423,22 @@ def _note_span(
     slots: Int32,
     arena: Bytes,
 ) -> None:
-    """Fill the columns of one span of time, while what was noted of it is at hand."""
+    """Fill the columns of one span of time or end of a flow, while what was noted of it is at hand."""
     numbers[0, place], numbers[1, place] = times_of(spans, place, TS, DUR)
-    numbers[2, place] = number_of(spans, place, CORRELATION)
+    numbers[2, place] = number_of(spans, place, ID if outcome == DATA_FLOW else CORRELATION)
     numbers[3, place] = number_of(spans, place, EXTERNAL)
     on_device = KERNEL <= outcome <= QUEUE
-    name = CATEGORY if outcome == UNKNOWN and spans[place, CATEGORY, 1] > 0 else NAME
+    name = PH if outcome == DATA_FLOW else NAME
+    if outcome == UNKNOWN and spans[place, CATEGORY, 1] > 0:
+        name = CATEGORY
     owner = DEVICE if on_device and spans[place, DEVICE, 1] > 0 else PID
     track = STREAM if on_device and spans[place, STREAM, 1] > 0 else TID
     codes[0, place] = code_of(spans, place, name, filled, texts, slots, arena)
     codes[1, place] = code_of(spans, place, owner, filled, texts, slots, arena)
     codes[2, place] = code_of(spans, place, track, filled, texts, slots, arena)
+    described = spans[place, COLLECTIVE, 1] > 0 or spans[place, GROUP_NAME, 1] > 0
+    cut = spans[place, FINISHED, 1] - spans[place, FINISHED, 0] == len("false")  # "true" is shorter
+    codes[3, place] = DESCRIBED * described + SHAPED * (spans[place, SHAPES, 1] > 0) + CUT * cut
 
 
 @Compiled

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
+from operator import eq
 
 import numpy as np
 
@@ -421,9 +422,9 @@ def _with_flows(trace: Trace, rows: Rows, flow_lane: Int64, lanes: Lanes, first_
     """Bind both ends of each data flow to the innermost operator around them, and pair the ends."""
     ends = rows.flows
     event = _operators_at(trace, _moved_lanes(lanes, trace.lanes)[flow_lane], ends.time_ns - first_ns)
-    phase = np.array([rows.texts[code] for code in ends.phase], object)
+    opens, closes = (_by_name(rows.texts, ends.phase, partial(eq, word)) > 0 for word in ("s", "f"))
     bound = (event >= 0) & (ends.time_ns >= 0) & (ends.number >= 0)
-    starts, stops = np.flatnonzero(bound & (phase == "s")), np.flatnonzero(bound & (phase == "f"))
+    starts, stops = np.flatnonzero(bound & opens), np.flatnonzero(bound & closes)
     starts = starts[np.argsort(ends.number[starts], kind="stable")]
     place = np.searchsorted(ends.number[starts], ends.number[stops])
     met = np.append(ends.number[starts], -1)[place] == ends.number[stops]
