@@ -191,7 +191,7 @@ def _made(kernel: Compiled, types: _Types) -> bytes:
     module = made._library._final_module  # noqa: SLF001  # there is no public way to what was compiled
     outside = [one.name for one in module.functions if one.is_declaration and not one.name.startswith("llvm.")]
     names = json.dumps({"name": made.native_name, "outside": outside}).encode()
-    return names + b"\n" + bytes(_machine(binding).emit_object(module))
+    return names + b"\n" + bytes(_machine(binding, 3).emit_object(module))
 
 
 def _adapter(kernel: Compiled, types: _Types) -> Callable[..., Any]:
@@ -219,7 +219,8 @@ def _linked(content: bytes, types: _Types) -> Callable[..., Any]:
     head, _, code = content.partition(b"\n")
     said = json.loads(head)
     missing = [name for name in said["outside"] if not binding.address_of_symbol(name)]
-    engine = binding.create_mcjit_compiler(binding.parse_assembly(_never_called(missing)), _machine(binding))
+    stubs = binding.parse_assembly(_never_called(missing))
+    engine = binding.create_mcjit_compiler(stubs, _machine(binding, 0))  # compiling these well would take far longer
     engine.add_object_file(binding.ObjectFileRef.from_data(code))
     engine.finalize_object()
     _engines.append(engine)
@@ -233,11 +234,13 @@ _SCALARS = {"l": ctypes.c_int64, "?": ctypes.c_bool}
 
 
 @cache
-def _machine(binding: Any) -> Any:
+def _machine(binding: Any, effort: int) -> Any:
     binding.initialize_native_target()
     binding.initialize_native_asmprinter()
     here = {"cpu": binding.get_host_cpu_name(), "features": binding.get_host_cpu_features().flatten()}
-    return binding.Target.from_default_triple().create_target_machine(opt=3, jit=True, codemodel="jitdefault", **here)
+    return binding.Target.from_default_triple().create_target_machine(
+        opt=effort, jit=True, codemodel="jitdefault", **here
+    )
 
 
 def _never_called(names: Iterable[str]) -> str:

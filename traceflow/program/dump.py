@@ -15,7 +15,6 @@ from pathlib import Path
 
 from traceflow.errors import TraceflowError
 from traceflow.program.hlo_module_text import looks_like_hlo_text, read_hlo_text
-from traceflow.program.hlo_proto import read_hlo_proto
 from traceflow.program.module import HloModule, Programs
 from traceflow.result import Note
 from traceflow.unpacking import unpacked
@@ -69,6 +68,8 @@ def read_program(file: Path) -> HloModule:
         TraceflowError: TF102 when the file is empty, TF103 when it is no program, TF105 when its compression is
             damaged.
     """
+    from traceflow.program.hlo_proto import read_hlo_proto
+
     content = unpacked(file)
     if not content:
         raise TraceflowError("TF102", f"cannot read {file}", "the file is empty", "dump it again")
