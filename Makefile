@@ -4,6 +4,7 @@ PYTHON ?= python3
 EXTRAS ?= dev
 EXECUTIONS ?= 1000000
 READERS ?=
+BENCH ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
@@ -54,8 +55,8 @@ unit: venv ## run the tests and the examples in docstrings
 matrix: venv ## ask every file of the corpus everything, and write the answers into docs/input.md
 	$(BIN)/python tests/matrix.py
 
-bench: venv ## measure time and memory on a trace of a million events
-	$(BIN)/python benchmarks/run.py
+bench: venv ## measure time and memory on a trace of a million events, next to HTA; BENCH="--hta PYTHON" takes yours
+	$(BIN)/python benchmarks/run.py $(BENCH)
 
 fuzz: EXTRAS := dev,fuzz
 fuzz: venv ## give hostile input to READERS (all), EXECUTIONS of each (1000000), those of earlier rounds included

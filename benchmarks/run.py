@@ -1,10 +1,12 @@
 """Time and memory on Kineto traces of several sizes, next to HTA and to bare decoders on the same files.
 
-usage: run.py [--sizes 1e5,1e6,5e6] [--hta-up-to 1e6] [--runs 3] [--python-of-hta PATH]
+usage: run.py [--sizes 1e5,1e6,5e6] [--hta-up-to 1e6] [--runs 3] [--hta PYTHON]
 
 Every figure is that of a process of its own, from its start to its end, imports included: CPU seconds, seconds on the
-clock, peak memory. Of several runs, that of the median CPU time is told. Communication and critical path are those of
-one step. Traces and HTA's environment are kept under build/bench. Prints the table of docs/performance.md.
+clock, peak memory. Of several runs, that of the median CPU time is told; a first one, which compiles what is not yet
+compiled, is not among them. Communication and critical path are those of one step. Traces and HTA's environment are
+kept under build/bench. What is larger than HTA is to read is read once, and by traceflow alone. Prints the table of
+docs/performance.md.
 """
 
 from __future__ import annotations
@@ -51,16 +53,18 @@ def main() -> None:
     parser.add_argument("--sizes", default="1e5,1e6,5e6")
     parser.add_argument("--hta-up-to", type=float, default=1e6)
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--python-of-hta", type=Path)
+    parser.add_argument("--hta", type=Path, metavar="PYTHON", help="of an environment with HTA, made where not given")
     given = parser.parse_args()
-    hta = given.python_of_hta or _hta()
+    hta = given.hta or (_hta() if given.hta_up_to else None)
     sizes = [int(float(size)) for size in given.sizes.split(",")]
     traces = [_made(f"{size:,} events", size, 1, LAYERS) for size in sizes]
     traces += [_packed(traces[-1 if len(traces) < 2 else 1]), _made("320 steps", 320_000, 1, 28)]
     traces.append(_made("8 ranks", 100_000, 8, 32))
     print("| trace | program | CPU s | wall s | peak MB | CPU, traceflow = 1 |\n|---|---|--:|--:|--:|--:|")
+    _cost([sys.executable, HERE / "explain.py", traces[0].path, STEP], cache="off")
     for trace in traces:
-        _compare(trace, hta if trace.events <= given.hta_up_to else None, given.runs)
+        small = trace.events <= given.hta_up_to
+        _compare(trace, hta if small else None, given.runs if small else 1)
     if shutil.which("chromium"):
         print(subprocess.run([sys.executable, HERE / "open_report.py", traces[0].path], check=True, text=True).stdout)
 
@@ -76,9 +80,9 @@ def _compare(trace: Trace, hta: Path | None, runs: int) -> None:
         for name, cache in (("traceflow, only opened", "off"), ("traceflow, opened again", "")):
             opened = _median([_cost([sys.executable, explain, file, STEP, "open"], cache=cache) for _ in range(runs)])
             _print(trace, name, opened, first)
-        for decoder in ("json", "gzip") if trace.path.suffix == ".gz" else ("json",):
+        for decoder in () if not hta else ("gzip",) if trace.path.suffix == ".gz" else ("json",):
             _print(trace, f"{decoder}, decoded alone", _cost([sys.executable, decode, decoder, file]), first)
-    if hta:
+    if hta and trace.path.suffix != ".gz":  # which only adds the time to unpack it
         _print(trace, "HTA 0.5.0", _cost([hta, HERE / "explain_hta.py", file]), first)
 
 
@@ -89,6 +93,7 @@ def _print(trace: Trace, program: str, cost: Cost, first: Cost) -> None:
 
 def _cost(command: list[str | Path], cache: str = "") -> Cost:
     environment = {**os.environ, "TRACEFLOW_CACHE": cache}
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # or each process compiles what others have compiled already
     before = time.perf_counter()
     process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, used = os.wait4(process.pid, 0)
