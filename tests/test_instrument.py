@@ -88,6 +88,15 @@ def test_within_a_step_a_call_is_part_of_it(tmp_path: Path) -> None:
     assert [step.step for step in manifest_of(tmp_path / "a").steps] == [1, 2, 3]
 
 
+def test_within_a_step_the_program_of_a_call_is_kept_as_it_is_when_recorded(tmp_path: Path) -> None:
+    triple: Any = traceflow.instrument(jax.jit(lambda x: x * 3), name="triple")
+    with record(tmp_path / "a", warmup=1) as recorder:
+        for size in (5, 2, 2):
+            with recorder.step() as step:
+                step.ready(triple(jax.numpy.ones(size)))
+    assert [value["shape"] for value in program_of(tmp_path / "a", "triple")["inputs"]] == [[2]]
+
+
 def test_a_call_that_jax_traces_is_no_step(tmp_path: Path) -> None:
     @traceflow.instrument
     def plain(x: Any) -> Any:

@@ -20,10 +20,11 @@ def instrument(fn: None = None, *, name: str | None = None) -> Callable[[_Functi
 def instrument(fn: _Function | None = None, *, name: str | None = None) -> _Function | Callable[[_Function], _Function]:
     """Make each call of a step function a step of the recording it happens in.
 
-    Such a call is `recorder.step()` around the function, and ends when its result is ready. Calls are left alone
-    outside a recording, in a thread other than the one that records, within a step that is open already, and while
-    JAX traces them. Of a jitted function, the capture also keeps the program and how it was meant to be sharded, in
-    `program/<name>.*`; that is written after the last step. Whatever else the function offers, such as `lower` of a jitted one, stays reachable.
+    Such a call is `recorder.step()` around the function, and ends when its result is ready. Within a step that is open
+    already it is a part of that step. Calls are left alone outside a recording, in a thread other than the one that
+    records, and while JAX traces them. Of a jitted function, the capture also keeps the program and how it was meant
+    to be sharded, in `program/<name>.*`; that is written after the last step. Whatever else the function offers, such
+    as `lower` of a jitted one, stays reachable.
 
     Args:
         fn: The function, jitted or not; a method works, too.
@@ -57,6 +58,8 @@ class _Instrumented:
         if recording is None or _traced((args, kwargs)):
             return self._fn(*args, **kwargs)
         recording.remember(self._name, self._fn, args, kwargs)
+        if not recording.awaits_step():
+            return self._fn(*args, **kwargs)
         with recording.step() as step:
             return step.ready(self._fn(*args, **kwargs))
 

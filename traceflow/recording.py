@@ -54,9 +54,9 @@ def before_recording(call: Callable[[Path], object]) -> None:
 
 
 def recording_here() -> Recording | None:
-    """The recording this thread is in, None outside one and while one of its steps is open."""
+    """The recording this thread is in, None outside one and once it is over."""
     recording = _HERE.get()
-    return recording if recording is not None and recording.awaits_step() else None
+    return recording if recording is not None and recording.is_open and recording.is_ours else None
 
 
 def recording_around() -> Recording | None:
@@ -281,8 +281,9 @@ class Recording(Recorder):
         return MeasuredStep(self, self._collector, number)
 
     def remember(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Keep the shapes of the first call to record of a function, for its program. To be called before the step."""
-        if not self._options.hlo or self._next_step < self._options.lead or id(function) in self._asked:
+        """Keep the shapes of the first call to record of a function, for its program. To be called before it is."""
+        coming = self._next_step - self.in_step  # the step that the call is, or is a part of
+        if not self._options.hlo or coming < self._options.lead or id(function) in self._asked:
             return
         from traceflow.collectors.jax_program import remembered
 

@@ -53,8 +53,8 @@ def redundancy(p: Partitioning) -> Redundancy:
 def _why_unknown(p: Partitioning) -> str:
     if p.whole_cost is None:
         return (
-            "the program was not kept as it was written: decorate the jitted step with tf.instrument in place of "
-            "recorder.step(), or record with xla_dump=True or --xla-dump"
+            "the program was not kept as it was written: decorate the jitted step with tf.instrument, or record with "
+            "xla_dump=True or --xla-dump"
         )
     return "no mesh is named" if p.mesh is None else "what the program computes is not known at every stage"
 
