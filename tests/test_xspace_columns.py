@@ -104,6 +104,7 @@ ODD = {
     "length beyond the end": b"\x22\xff\xff\xff\xff\x07",
     "negative length": b"\x22" + b"\xff" * 9 + b"\x01",
     "text that is no UTF-8": b"\x12\x01\xc3",
+    "text of a statistic that is no UTF-8": b"\x2a\x01\xc3",
     "text that is": b"\x12\x02\xc3\xa9",
     "field that nobody knows": b"\x92\x01\x01a",
     "known field, written in another way": b"\x20\x05\x0d1234",
