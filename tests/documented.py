@@ -84,10 +84,10 @@ def run(command: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def bare(line: str, *, live: bool) -> str:
-    """A line without what a repetition changes: the width of columns, and figures with their units where it is live."""
+    """A line without what a repetition changes: the width of columns, and where it is live, figures and units of time."""
     if live:
         line = re.sub(r"(?<![\w.])[-+]?\d[\d,.]*(?: ?(?:ns|us|ms|s|B|KiB|MiB|GiB|%))?(?![\w.])", "#", line)
-        line = re.sub(r"(?<=\()(?:us|ms|s)(?=[;,) ])", "t", line)
+        line = re.sub(r"(?<=[( ])(?:us|ms|s)(?=[;,) ]|$)", "t", line)
     return re.sub(r"-{3,}", "---", " ".join(line.split()))
 
 

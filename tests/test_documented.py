@@ -35,6 +35,12 @@ def test_what_a_page_shows_has_to_be_printed_in_its_order() -> None:
 
 def test_only_figures_are_masked() -> None:
     assert bare("jit_x.1 v5e 12.5 ms (ms; at 3)", live=True) == "jit_x.1 v5e # (t; at #)"
+    assert (
+        bare("kind         us   share", live=True)
+        == bare("kind   ms   share", live=True)
+        != bare("kind  GB  share", live=True)
+    )
+    assert bare("items of us", live=True) != bare("item of us", live=True)
 
 
 def test_blocks_say_what_becomes_of_them() -> None:
