@@ -12,6 +12,7 @@ import numpy as np
 from traceflow.analyzers.best_case import BestCase, best_cases
 from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.stages import WHOLE_STEP
 from traceflow.analyzers.summary import summary
 from traceflow.analyzers.what_if import predict, unknown_dependencies, unmatched_calls
 from traceflow.analyzers.window import Window, in_window
@@ -151,6 +152,8 @@ _SPEED_UP = {
     SliceKind.HOST: ("host", "{}", "call it less often, compile it, or move it to another thread"),
 }
 
+_BETWEEN = "look at what the program does in a step between operators, such as loading data, and do it ahead"
+
 _CLASSES = (
     Candidate(
         "transfers took no time",
@@ -203,7 +206,7 @@ def _names(trace: Trace, graph: DependencyGraph) -> Iterator[Candidate]:
             label,
             Scale(f"^{re.escape(name)}$", 0),
             "all that bears this name takes no time; everything else keeps its duration and its lags",
-            suggestion,
+            _BETWEEN if name.startswith(WHOLE_STEP) else suggestion,
         )
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from traceflow.trace.model import ABSENT, Int32, Kind, LaneKind, Trace
 
-# operators, functions, and what traceflow itself writes around a whole step
-_NO_ANNOTATION = re.compile(r"::|Backward\d*$|\.py\(\d+\): |^<built-in |^traceflow\.")
+WHOLE_STEP = "traceflow."  # how names begin of what traceflow itself writes around a whole step
+# operators, functions, and whole steps
+_NO_ANNOTATION = re.compile(rf"::|Backward\d*$|\.py\(\d+\): |^<built-in |^{re.escape(WHOLE_STEP)}")
 
 
 def stage_of_events(trace: Trace, launch_call: Int32) -> Int32:
@@ -29,5 +30,8 @@ def stage_of_events(trace: Trace, launch_call: Int32) -> Int32:
     annotation = annotates[e.name] & (e.kind == Kind.HOST) & (trace.lanes.kind[e.lane] == LaneKind.THREAD)
     around = enclosing(e.start_ns, e.end_ns, e.lane, annotation)
     around = np.where(launch_call >= 0, around[launch_call], around)
+    # A step may begin before the annotation ends that ended the step before it, as optimizer.step() does.
+    steps = np.array([text.startswith(WHOLE_STEP) for text in trace.strings] or [False])
+    around[steps[e.name]] = ABSENT
     stage: Int32 = np.where(around >= 0, e.name[around], ABSENT).astype(np.int32)
     return stage

@@ -21,7 +21,7 @@ from traceflow.analyzers.late_work import (
     on_path,
     work_of,
 )
-from traceflow.analyzers.stages import stage_of_events
+from traceflow.analyzers.stages import WHOLE_STEP, stage_of_events
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
@@ -40,6 +40,8 @@ _CAUSES = {
 }
 _WORTH_A_FINDING = 0.01
 _MOST_FINDINGS = 3
+_ITS_OWN_WORK = "look at this rank's own work first; the others only wait for it"
+_BETWEEN = "look at what this rank does in a step between operators, such as loading data; the others only wait for it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,7 +239,7 @@ def _findings(ranking: tuple[Straggler, ...], window: Window) -> tuple[Finding, 
             severity=Severity.WARNING,
             title=f"rank {row.rank} is late: {row.place} ({row.cause}) takes longer than on its peers",
             provenance=Provenance.MODELLED,
-            suggestion="look at this rank's own work first; the others only wait for it",
+            suggestion=_BETWEEN if row.name.startswith(WHOLE_STEP) else _ITS_OWN_WORK,
             cost_ns=row.cost_ns,
             evidence=row.to_dict(),
         )

@@ -115,6 +115,16 @@ def test_names_are_matched_as_they_are() -> None:
     }
 
 
+def test_what_a_step_does_between_operators_is_no_operator_to_call_less_often() -> None:
+    builder = Builder()
+    lane = builder.lane(0, "main")
+    builder.event(lane, 0, 9 * MS, "traceflow.call", Kind.HOST)
+    builder.event(lane, 6 * MS, 9 * MS, "aten::mm", Kind.HOST)
+    told = {saving.candidate.title: saving.candidate.suggestion for saving in builder.run().savings().savings}
+    assert "loading data" in told["traceflow.call took no time"]
+    assert "call it less often" in told["aten::mm took no time"]
+
+
 def test_a_saving_is_held_against_the_spread_of_steps() -> None:
     savings = steps(10, 12, 17).run().savings(step=1)
     assert savings.spread_ns == 7 * MS

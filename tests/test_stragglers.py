@@ -88,6 +88,21 @@ def test_operators_functions_and_whole_steps_are_no_stages(around: str) -> None:
     assert (first.name, first.stage, first.place) == ("aten::mm", None, "aten::mm")
 
 
+def test_a_step_is_not_in_the_annotation_that_it_begins_in() -> None:
+    """The hook that ends a step runs within optimizer.step(), whose annotation ends a little later."""
+    builder = Builder()
+    lanes = [builder.lane(rank, "main") for rank in range(3)]
+    for lane, took in zip(lanes, (5, 5, 25), strict=True):
+        builder.event(lane, 0, 2 * MS, "traceflow.call", Kind.HOST)
+        builder.event(lane, MS, 4 * MS, "Optimizer.step#SGD.step", Kind.HOST)
+        builder.event(lane, 3 * MS, (3 + took) * MS, "traceflow.call", Kind.HOST)
+    builder.collective(lanes, [8 * MS, 8 * MS, 28 * MS], 29 * MS, "gloo:all_reduce")
+    found = of(builder)
+    (only,) = found.ranking
+    assert (only.rank, only.name, only.stage, only.cost_ns) == (2, "traceflow.call", None, 20 * MS)
+    assert "between operators, such as loading data" in found.findings[0].suggestion
+
+
 def test_device_work_belongs_to_the_stage_that_launched_it() -> None:
     builder = Builder()
     streams = []
