@@ -25,8 +25,7 @@ def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64
     scratch = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, bool)
     cut = np.zeros(1, np.int64)
     filled = _slice(start, end, lane, nests, *scratch, starts, ends, events, depths, cut)
-    starts, ends = starts[:filled].copy(), ends[:filled].copy()
-    return starts, ends, events[:filled].copy(), depths[:filled].copy(), int(cut[0])
+    return starts[:filled], ends[:filled], events[:filled], depths[:filled], int(cut[0])
 
 
 @Compiled
