@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceflow.analyzers.dependencies._sweep import fillings
+from traceflow.analyzers.dependencies._sweep import fillings, within
 
 Span = tuple[int, int]
 
@@ -56,3 +56,11 @@ def test_an_interval_is_filled_as_defined(some: list[tuple[list[Span], bool]], d
         *columns,
     )
     assert set(zip(*(column.tolist() for column in found), strict=True)) == by_definition(threads, workers, waits)
+
+
+@given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30), max_size=12))
+def test_moments_are_counted_in_intervals(moments: list[int], bounds: list[int]) -> None:
+    moments, bounds = sorted(moments), sorted(bounds)
+    start, end = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
+    found = within(np.array(moments, np.int64), np.array(start, np.int64), np.array(end, np.int64))
+    assert found.tolist() == [sum(s <= m <= e for m in moments) for s, e in zip(start, end, strict=True)]
