@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
-
-os.environ |= {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
 
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output

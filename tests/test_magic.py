@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         [sys.executable, ROOT / "tests" / "magic_cells.py"],
         input=json.dumps([*CELLS.values()]),
         cwd=folder,
+        env={**os.environ, "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"},
         capture_output=True,
         text=True,
         check=False,
