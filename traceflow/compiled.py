@@ -29,6 +29,8 @@ _Types: TypeAlias = tuple[tuple[str, int], ...]
 """Per argument of a call, the letter of its type and its number of dimensions, 0 for a number."""
 
 _DIGEST_BYTES = 32
+_ELSEWHERE = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+"""What other versions of numba and llvmlite, and other machines, have in place of the machine code of a kernel."""
 
 
 class Compiled:
@@ -131,7 +133,7 @@ def _load(kernel: Compiled, types: _Types) -> Callable[..., Any] | None:
     """
     if os.environ.get("NUMBA_DISABLE_JIT", "0") != "0":
         return None
-    with suppress(Exception):
+    with suppress(*_ELSEWHERE):
         return _kept_or_made(kernel, types)
     return None
 
