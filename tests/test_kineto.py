@@ -839,3 +839,15 @@ def test_many_distinct_names_are_told_apart(tmp_path: Path) -> None:
     names = [f"frame {i}(line {i % 13})" for i in range(30_000)]
     trace = read_kineto(written(tmp_path, [span("python_function", name, i, 1) for i, name in enumerate(names)]))
     assert [trace.strings[code] for code in trace.events.name] == names
+
+
+@pytest.mark.parametrize("with_others", [False, True])
+def test_shapes_of_an_operator_without_a_name_are_of_no_use(tmp_path: Path, with_others: bool) -> None:  # noqa: FBT001
+    nameless = {"ph": "X", "cat": "cpu_op", "pid": 1, "tid": 1, "ts": 1, "dur": 2}
+    nameless["args"] = {"Input Dims": [[2, 3], [3, 4]], "Input type": ["float", "float"]}
+    product = {**nameless, "name": "aten::mm", "ts": 5}
+    file = tmp_path / "rank0.json"
+    file.write_text(json.dumps({"schemaVersion": 1, "traceEvents": [nameless, product] if with_others else [nameless]}))
+    trace = read_kineto(file)
+    assert len(trace.events) == 1 + with_others
+    assert trace.operands.event.tolist() == [1] * with_others

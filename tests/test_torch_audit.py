@@ -51,7 +51,7 @@ def test_an_error_of_the_step_comes_through_and_the_hooks_are_gone() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"), audit(plain) as audited:
         plain(torch.ones(2, 3))
     assert hooks_of(plain) == 0
-    assert audited.content.missing == ()
+    assert audited.content.missing == ("the rest of the step: it raised RuntimeError",)
 
 
 def test_a_failure_of_the_audit_is_told_and_the_step_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

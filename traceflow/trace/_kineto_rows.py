@@ -327,9 +327,11 @@ class _Collector:
         lacking = int(names.max(initial=-1)) + 1 - len(self._counted)
         if lacking > 0:
             self._counted = np.append(self._counted, np.full(lacking, -1, np.int8))
-        for code in set(names[self._counted[names] < 0].tolist()):
+        counted, named = np.zeros(len(names), bool), np.flatnonzero(names >= 0)
+        codes = names[named]
+        for code in set(codes[self._counted[codes] < 0].tolist()):
             self._counted[code] = self._texts.text(code) in COUNTED
-        counted: Bool = self._counted[names] > 0
+        counted[named] = self._counted[codes] > 0
         return counted
 
     def _take_syncs(self, events: Int64) -> None:
