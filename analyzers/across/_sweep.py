@@ -20,7 +20,7 @@ _NEVER = -(2**62)
 @Compiled
 def reduce_part(
     order: Int32,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,
@@ -88,7 +88,7 @@ def _reach(
     v: int,
     skips: int,
     most: int,
-    offsets: Int64,
+    offsets: Int32,
     source: Int32,
     kind: Int8,
     advance: Int32,

@@ -23,6 +23,10 @@ Window: TypeAlias = Annotated[
     str | None,
     typer.Option(metavar="NAME", help="Look at what an annotation of the program names, NAME#k for occurrence k."),
 ]
+StatedPlan: TypeAlias = Annotated[
+    str | None,
+    typer.Option(metavar="PLAN", help="What the run was to follow: a preset's name, or sizes as in world=8,ep=4."),
+]
 Top: TypeAlias = Annotated[int, typer.Option(metavar="N", min=1, help="Rows of the longest tables, in text.")]
 Output: TypeAlias = Annotated[
     str | None, typer.Option("--output", "-o", metavar="FILE", help="Where to write; - is stdout.")

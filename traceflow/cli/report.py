@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
 from traceflow.cli.limits import tell_limits
-from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, Window
+from traceflow.cli.options import Force, Output, ReadOptions, Source, StatedPlan, Step, Window
 from traceflow.cli.progress import working
 
 _SUFFIXES = re.compile(r"(\.(csv|gz|json|parquet|pb|pt|trace|xplane))+$")
@@ -22,10 +19,7 @@ def report(
     source: Source,
     step: Step = None,
     window: Window = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(metavar="PLAN", help="What the run was to follow: a preset's name, or sizes as in world=8,ep=4."),
-    ] = None,
+    plan: StatedPlan = None,
     output: Output = None,
     force: Force = False,
 ) -> None:

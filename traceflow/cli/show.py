@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from traceflow.cli.answer import answer, opened
-from traceflow.cli.options import AnswerOptions, Source, Step, Top, Window, verb
+from traceflow.cli.options import AnswerOptions, Source, StatedPlan, Step, Top, Window, verb
 from traceflow.cli.project import hardware_named
 
 if TYPE_CHECKING:
@@ -49,10 +49,7 @@ def communication(
     source: Source,
     step: Step = None,
     window: Window = None,
-    plan: Annotated[
-        str | None,
-        typer.Option(metavar="PLAN", help="What the run was to follow: a preset's name, or sizes as in world=8,ep=4."),
-    ] = None,
+    plan: StatedPlan = None,
     top: Top = 12,
 ) -> None:
     """Busy, exposed and removable communication, what it is for, and every collective split into wait and transfer."""
