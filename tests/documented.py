@@ -104,9 +104,9 @@ def assert_shown(shown: str, printed: str, *, live: bool = False) -> None:
 
 def play(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, live: bool
-) -> None:
-    """Do what a page says, in a folder."""
-    text = page_of(name)
+) -> int:
+    """Do what a page says, in a folder; how many commands and programs that were."""
+    text, done = page_of(name), 0
     link_needs(text, folder)
     monkeypatch.chdir(folder)
     monkeypatch.setenv("COLUMNS", "88")
@@ -119,5 +119,8 @@ def play(
         elif block.kind == "console":
             for command, shown in block.commands():
                 assert_shown(shown, run(command, capsys), live=live)
+                done += 1
         elif block.kind == "python":
             exec(compile(block.text, name, "exec"), {})  # noqa: S102  # what a reader would copy
+            done += 1
+    return done
