@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from linecache import getline
-from traceback import walk_tb
 
 _NOT_THE_USERS = frozenset({"traceflow", "contextlib", "functools"})
 
@@ -32,6 +30,9 @@ class TraceflowError(Exception):
 
     def _render_traceback_(self) -> list[str]:
         """As IPython shows it: the line of the user's own that asked, and what is wrong, without the way between."""
+        from linecache import getline
+        from traceback import walk_tb
+
         way = [(frame, line) for frame, line in walk_tb(self.__traceback__) if _is_the_users(frame.f_globals)]
         asked = [getline(frame.f_code.co_filename, line, frame.f_globals).strip() for frame, line in way[-1:]]
         return [*(f"----> {line}" for line in asked if line), str(self)]

@@ -5,34 +5,39 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from glob import has_magic
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import numpy as np
 
-from traceflow.capture import incompleteness, is_manifest
 from traceflow.errors import TraceflowError
-from traceflow.executors import each, worth
-from traceflow.intent.routing import Routing, read_routing
-from traceflow.program.dump import add_program, is_program, programs_among, read_program, same_program
-from traceflow.program.hlo_module_text import looks_like_hlo_text
-from traceflow.program.module import HloModule, Programs
-from traceflow.program.stated import Stated, read_stated
-from traceflow.program.torch_audit import is_torch_audit, torch_audits
+from traceflow.program.dump import (
+    add_program,
+    is_program,
+    looks_like_hlo_text,
+    programs_among,
+    read_program,
+    same_program,
+)
 from traceflow.result import Note, Tally
 from traceflow.trace.canonical import merge
 from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.kept import FOLDER
-from traceflow.trace.model import Trace
-from traceflow.trace.one_run import signs_of_several_runs
-from traceflow.trace.operations import OperationTable, is_operation_table, read_operations
+
+if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
+    from traceflow.intent.routing import Routing
+    from traceflow.program.module import HloModule, Programs
+    from traceflow.program.stated import Stated
+    from traceflow.trace.model import Trace
+    from traceflow.trace.operations import OperationTable
 
 _HEAD_BYTES = 1 << 18  # enough to reach the first events of a JSON trace behind its metadata
 _GZIP, _PARQUET, _SQLITE = b"\x1f\x8b", b"PAR1", b"SQLite format 3\0"
@@ -94,20 +99,11 @@ def read(path: Path | str, *, communication: Iterable[str] = (), executor: Execu
     """
     given, patterns = Path(path), usable(communication)
     try:
-        if given.is_file() and is_operation_table(given) and _format_of(given) is not _Format.NSIGHT_JAX:
-            return _operations(given)
-        if given.is_file() and (
-            is_program(given) or looks_like_hlo_text((_head(given) or b"").decode(errors="replace"))
-        ):
-            return _untraced([read_program(given)])
-        if given.is_file() and is_torch_audit(given):
-            return replace(_untraced([]), audits=(given,))
         if given.is_file():
-            form = _format_of(given) or _refuse(given)
-            return _working(_read_one(given, form, *file_ranks([given]), communication=patterns, beside={}))
+            return _read_file(given, patterns)
         files = _found(given)
         programs, notes = programs_among(files)
-        audits = torch_audits(files)
+        audits = _audits(files)
         traces = _traces(given, files, needed=not programs and not audits)
         if not traces:
             return replace(_untraced(programs.values(), notes), stages=_stages(files), audits=audits)
@@ -118,11 +114,30 @@ def read(path: Path | str, *, communication: Iterable[str] = (), executor: Execu
         whole = _working(_merged(_with_memories(parts, _read_all(memories, read_one, executor))))
         whole = _with_programs(whole, programs, notes)
         whole = _with_notes(whole, _incompleteness(files))
-        routing = read_routing(files)
-        return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits, routing=routing)
+        return replace(whole, stated=_stated(files), stages=_stages(files), audits=audits, routing=_routing(files))
     except OSError as error:
         why = error.strerror or "it cannot be opened"
         raise TraceflowError("TF101", f"cannot read {error.filename or given}", why, "check its permissions") from error
+
+
+def _read_file(file: Path, communication: tuple[str, ...]) -> Evidence:
+    form = _format_of(file)
+    if form is not _Format.KINETO and (other := _without_trace(file, form)):
+        return other
+    form = form or _refuse(file)
+    return _working(_read_one(file, form, *file_ranks([file]), communication=communication, beside={}))
+
+
+def _without_trace(file: Path, form: _Format | None) -> Evidence | None:
+    """What a file holds that is no trace: a table of operations, a program or an audit."""
+    from traceflow.program.torch_audit import is_torch_audit
+    from traceflow.trace.operations import is_operation_table
+
+    if form is not _Format.NSIGHT_JAX and is_operation_table(file):
+        return _operations(file)
+    if is_program(file) or looks_like_hlo_text((_head(file) or b"").decode(errors="replace")):
+        return _untraced([read_program(file)])
+    return replace(_untraced([]), audits=(file,)) if is_torch_audit(file) else None
 
 
 def files_of_ranks(path: Path) -> list[tuple[Path, int]]:
@@ -138,7 +153,7 @@ def files_of_ranks(path: Path) -> list[tuple[Path, int]]:
     if path.is_file():
         return []
     files = _found(path)
-    if any(is_program(file) for file in files) or torch_audits(files) or _incompleteness(files):
+    if any(is_program(file) for file in files) or _audits(files) or _incompleteness(files):
         return []
     traces = _traces(path, files, needed=True)
     _check_one_recording(traces)
@@ -179,10 +194,34 @@ def _stages(files: Iterable[Path]) -> tuple[Path, ...]:
     return tuple(file for file in files if is_program(file))
 
 
+def _audits(files: Iterable[Path]) -> tuple[Path, ...]:
+    """The audits of PyTorch's sharding."""
+    files = [file for file in files if file.suffix == ".json"]
+    if not files:
+        return ()
+    from traceflow.program.torch_audit import torch_audits
+
+    return torch_audits(files)
+
+
 def _stated(files: Iterable[Path]) -> tuple[Stated, ...]:
     """What JAX says of the functions in a capture."""
     folders = sorted({file.parent for file in files if file.parent.name == "program"})
+    if not folders:
+        return ()
+    from traceflow.program.stated import read_stated
+
     return tuple(one for folder in folders for one in read_stated(folder))
+
+
+def _routing(files: Iterable[Path]) -> Routing | None:
+    """The record of how tokens went to experts."""
+    files = [file for file in files if file.suffix == ".npz"]
+    if not files:
+        return None
+    from traceflow.intent.routing import read_routing
+
+    return read_routing(files)
 
 
 def _read_all(
@@ -190,6 +229,8 @@ def _read_all(
     read_one: Callable[[Path, _Format, int], Evidence],
     executor: Executor | None,
 ) -> list[tuple[Path, Evidence]]:
+    from traceflow.executors import each, worth
+
     files = [file for file, _ in traces]
     tasks = [(file, form, rank) for (file, form), rank in zip(traces, file_ranks(files), strict=True)]
     return list(zip(files, each(read_one, tasks, worth(files, executor)), strict=True))
@@ -199,9 +240,11 @@ def _with_memories(
     parts: Sequence[tuple[Path, Evidence]], memories: Sequence[tuple[Path, Evidence]]
 ) -> list[tuple[Path, Evidence]]:
     """Traces with what else is known of the memory of the same rank; memory of ranks without a trace follows."""
+    joined = list(parts)
+    if not memories:
+        return joined
     from traceflow.trace.torch_memory import with_memory
 
-    joined = list(parts)
     for file, memory in memories:
         rank = memory.trace.ranks[0].rank
         place = next((i for i, (_, part) in enumerate(joined) if part.trace.ranks[0].rank == rank), None)
@@ -215,6 +258,7 @@ def _with_memories(
 
 def _operations(file: Path) -> Evidence:
     from traceflow.trace.operation_trace import operation_trace
+    from traceflow.trace.operations import read_operations
 
     table = read_operations(file)
     return Evidence(operation_trace(table, file.name), {}, table)
@@ -241,6 +285,8 @@ def _with_notes(evidence: Evidence, notes: tuple[Note, ...]) -> Evidence:
 
 def _incompleteness(files: Iterable[Path]) -> tuple[Note, ...]:
     """What manifests say of recordings that did not end well."""
+    from traceflow.capture import incompleteness, is_manifest
+
     told = (incompleteness(folder) for folder in sorted({file.parent for file in files if is_manifest(file)}))
     return tuple(Note("TF319", f"the recording is not complete: {why}", ("/result",)) for why in told if why)
 
@@ -346,6 +392,8 @@ def _read_as(file: Path, form: _Format, rank: int, *, communication: tuple[str, 
 def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:
     """One trace of all ranks, in order of rank."""
     _check_claims((file, rank.rank) for file, part in parts for rank in part.trace.ranks)
+    from traceflow.trace.one_run import signs_of_several_runs
+
     signs = signs_of_several_runs([(file, part.trace) for file, part in parts])
     programs: dict[int, HloModule] = {}
     ordered = sorted((part for _, part in parts), key=lambda part: part.trace.ranks[0].rank)
@@ -381,17 +429,17 @@ def _format_of(file: Path) -> _Format | None:
         return _Format.XSPACE
     if head.startswith((_PARQUET, _SQLITE)):
         return _tables_of(file, head)
+    is_json = head.lstrip().startswith((b"{", b"["))
+    if is_json:
+        from traceflow.trace.kineto import looks_like_kineto
+
+        if looks_like_kineto(head):
+            return _Format.KINETO
     from traceflow.trace.torch_memory import looks_like_torch_memory
 
     if looks_like_torch_memory(head):
         return _Format.MEMORY
-    if not head.lstrip().startswith((b"{", b"[")):
-        return None
-    from traceflow.trace.kineto import looks_like_kineto
-
-    if looks_like_kineto(head):
-        return _Format.KINETO
-    return _Format.CHROME if b'"traceEvents"' in head or _is_event_list(head) else None
+    return _Format.CHROME if is_json and (b'"traceEvents"' in head or _is_event_list(head)) else None
 
 
 def _tables_of(file: Path, head: bytes) -> _Format | None:

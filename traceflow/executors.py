@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Sequence
-from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor
-from multiprocessing import get_context
+from concurrent.futures import BrokenExecutor, Executor, Future
+from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from traceflow.errors import TraceflowError
+
+if TYPE_CHECKING:
+    from concurrent.futures import ProcessPoolExecutor
 
 T = TypeVar("T")
 
@@ -20,16 +23,30 @@ _WORTH_BYTES = 500_000_000
 _PACKED = {".gz": 12}  # how much longer JSON is than its gzip
 
 
-class Processes(ProcessPoolExecutor):
+class Processes(Executor):
     """Processes of this machine, one for each core, for which there has to be enough to do.
 
-    They are started afresh and not forked, since this one may have threads. A script that uses them has to protect
-    its own code with `if __name__ == "__main__":`, as `multiprocessing` asks for.
+    What manages them is loaded with the first task. They are started afresh and not forked, since this one may have
+    threads. A script that uses them has to protect its own code with `if __name__ == "__main__":`, as
+    `multiprocessing` asks for.
     """
 
-    def __init__(self) -> None:
+    @cached_property
+    def _pool(self) -> ProcessPoolExecutor:
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        super().__init__(cores, mp_context=get_context("spawn"), initializer=_uninterrupted)
+        return ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=_uninterrupted)
+
+    def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
+        """Let one of the processes do a task."""
+        return self._pool.submit(function, *arguments, **named)
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # as executors have it
+        """End the processes, if there are any."""
+        if "_pool" in vars(self):
+            self._pool.shutdown(wait, cancel_futures=cancel_futures)
 
 
 def _uninterrupted() -> None:

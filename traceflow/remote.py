@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from glob import has_magic
 from pathlib import Path, PurePosixPath
-from tempfile import mkdtemp
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -39,6 +37,8 @@ class Copy:
     def discard(self) -> None:
         """Remove what was made."""
         if self.folder is not None:
+            import shutil
+
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def named(self, error: TraceflowError) -> TraceflowError:
@@ -56,6 +56,9 @@ def fetched(url: str) -> Copy:
     Raises:
         TraceflowError: TF101 where nothing is there or may not be read, TF128 where nothing knows how to reach it.
     """
+    import shutil
+    from tempfile import mkdtemp
+
     from fsspec.core import url_to_fs
     from fsspec.implementations.local import LocalFileSystem
 

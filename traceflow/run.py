@@ -197,6 +197,8 @@ class Run:
     @cached_property
     def _meshes(self) -> Mapping[int, Mesh]:
         """The user's own meshes, by program."""
+        if not self.evidence.stages:
+            return {}
         from traceflow.intent.intent import written_intent
 
         written = [(one.compiled, one.written) for one in self.compilations if one.written is not None]

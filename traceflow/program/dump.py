@@ -10,18 +10,20 @@ import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
-from hashlib import blake2b
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traceflow.errors import TraceflowError
-from traceflow.program.hlo_module_text import looks_like_hlo_text, read_hlo_text
-from traceflow.program.module import HloModule, Programs
 from traceflow.result import Note
 from traceflow.unpacking import unpacked
+
+if TYPE_CHECKING:
+    from traceflow.program.module import HloModule, Programs
 
 _PACKED = r"(?:\.gz|\.xz)?$"
 _PROTO = re.compile(rf"\.hlo(?:_proto)?\.pb{_PACKED}")
 _TEXT = re.compile(rf"(?:after_optimizations|\.hlo)\.txt{_PACKED}")
+_MODULE = re.compile(r"\s*HloModule [\w.\-<>]")
 _UNFINISHED = re.compile(r"\.before_optimizations\.|\.\d{4,}\.[^/]+\.(?:after|before)_")
 _HEAD_BYTES = 4096
 
@@ -34,6 +36,16 @@ def is_program(file: Path) -> bool:
         [True, True, False]
     """
     return _PROTO.search(file.name) is not None or _TEXT.search(file.name) is not None
+
+
+def looks_like_hlo_text(head: str) -> bool:
+    """Whether a text begins as an HLO module does.
+
+    Example:
+        >>> looks_like_hlo_text("HloModule jit_f, is_scheduled=true"), looks_like_hlo_text("{}")
+        (True, False)
+    """
+    return _MODULE.match(head) is not None
 
 
 def is_final(file: Path) -> bool:
@@ -68,20 +80,24 @@ def read_program(file: Path) -> HloModule:
         TraceflowError: TF102 when the file is empty, TF103 when it is no program, TF105 when its compression is
             damaged.
     """
-    from traceflow.program.hlo_proto import read_hlo_proto
-
     content = unpacked(file)
     if not content:
         raise TraceflowError("TF102", f"cannot read {file}", "the file is empty", "dump it again")
     try:
         if looks_like_hlo_text(content[:_HEAD_BYTES].decode(errors="replace")):
+            from traceflow.program.hlo_module_text import read_hlo_text
+
             return read_hlo_text(content.decode(errors="replace"), _key_of(content))
+        from traceflow.program.hlo_proto import read_hlo_proto
+
         return read_hlo_proto(content)
     except TraceflowError as error:
         raise TraceflowError(error.code, f"cannot read {file}", error.why, error.hint) from error
 
 
 def _key_of(content: bytes) -> int:
+    from hashlib import blake2b
+
     return int.from_bytes(blake2b(content, digest_size=8).digest()) % 2**63
 
 

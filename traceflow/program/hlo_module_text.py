@@ -60,11 +60,6 @@ class _Text:
     entry: str = ""
 
 
-def looks_like_hlo_text(head: str) -> bool:
-    """Whether a text begins as an HLO module does."""
-    return _MODULE.match(head) is not None
-
-
 def read_hlo_text(text: str, program_id: int) -> HloModule:
     """Decode the text of a module.
 

@@ -12,12 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from math import prod
 from types import MappingProxyType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from traceflow.budgets import matmul_flops
-from traceflow.program.arithmetic import valid_positions
-from traceflow.program.cost import Cost
-from traceflow.program.module import WindowDimension
+
+if TYPE_CHECKING:
+    from traceflow.program.cost import Cost
 
 Shape: TypeAlias = tuple[int, ...]
 _Counted: TypeAlias = "tuple[int, Sequence[Shape]] | None"
@@ -84,6 +84,9 @@ def _convolved(data: Shape, weight: Shape, values: Sequence[str]) -> _Counted:
     groups, space = int(values[5]), len(data) - 2
     if space < 1 or len(weight) != len(data):
         return None
+    from traceflow.program.arithmetic import valid_positions
+    from traceflow.program.module import WindowDimension
+
     steps, pads, holes, extra = (_each(value, space) for value in (stride, padding, dilation, more))
     axes = zip(data[2:], weight[2:], steps, pads, holes, extra, strict=True)
     windows, sizes = [], []
@@ -177,6 +180,8 @@ def operator_cost(name: str, shapes: str, types: str, values: str) -> Cost | Non
         >>> cost.flops, cost.bytes
         ({'bf16': 128}, 112)
     """
+    from traceflow.program.cost import Cost
+
     try:
         read = _shapes(shapes)
         counted = _RULES[name](read, [str(value) for value in json.loads(values or "[]")])

@@ -9,7 +9,6 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
-from traceflow.capture import read_manifest
 from traceflow.errors import TraceflowError
 
 _RANK = re.compile(r"rank[-_.]?(\d{1,9})", re.IGNORECASE)
@@ -67,6 +66,8 @@ def _recorded(file: Path) -> int | None:
     above = file.absolute().parents
     if len(above) <= _ABOVE_RUN or above[1].name != "profile":
         return None
+    from traceflow.capture import read_manifest
+
     with suppress(TraceflowError):  # a file of that name may be somebody else's
         manifest = read_manifest(above[_ABOVE_RUN])
         if manifest is not None and not manifest.peers:

@@ -16,8 +16,6 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-import zipfile
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -25,7 +23,6 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import msgspec
 import numpy as np
 
 from traceflow.result import Tally
@@ -67,8 +64,6 @@ _WORTH_PLAIN_BYTES = 4_000_000
 _SETTLED_NS = 100_000_000  # clocks of file systems tick: what changes twice within a tick looks as if it changed once
 _COARSE_NS = 2_000_000_000  # those of some only every two seconds
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
-_MISREAD = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError)
-_DAMAGE = (OSError, EOFError, MemoryError, zlib.error, zipfile.BadZipFile, msgspec.MsgspecError, *_MISREAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +82,18 @@ class _Rest:
     metadata: dict[str, str]
 
 
+@cache
+def _damage() -> tuple[type[Exception], ...]:
+    """What reading and writing columns may raise."""
+    from zipfile import BadZipFile
+    from zlib import error
+
+    from msgspec import MsgspecError
+
+    misread = (ValueError, LookupError, TypeError, ArithmeticError, RuntimeError)
+    return (OSError, EOFError, MemoryError, error, BadZipFile, MsgspecError, *misread)
+
+
 def kept_or_read(path: Path, read: Callable[[], Trace], *options: str) -> Trace:
     """The trace of a file: what was kept of it, or else what `read` returns, which is then kept.
 
@@ -99,14 +106,14 @@ def kept_or_read(path: Path, read: Callable[[], Trace], *options: str) -> Trace:
         return read()
     key = _key(path, options)
     for place in _places(path):
-        with suppress(*_DAMAGE):
+        with suppress(*_damage()):
             kept = _trace_in(place, key)
             if kept is not None:
                 return kept
     trace = read()
     if key == _key(path, options) and _is_settled(path):
         for place in _places(path):
-            with suppress(*_DAMAGE):
+            with suppress(*_damage()):
                 write_whole(place, partial(_write, trace, key), _mode(path))
                 break
     return trace
@@ -172,6 +179,8 @@ def _reader() -> str:
 
 
 def _write(trace: Trace, key: str, file: BinaryIO) -> None:
+    import msgspec
+
     rest = _Rest(
         key=key,
         lane_names=trace.lanes.name,
@@ -186,6 +195,8 @@ def _write(trace: Trace, key: str, file: BinaryIO) -> None:
 
 def _trace_in(place: Path, key: str) -> Trace | None:
     """The trace that a file holds; None where it was made of something else."""
+    import msgspec
+
     with open_own(place) as file, np.load(file, allow_pickle=False) as columns:
         rest = msgspec.json.decode(columns["rest"].tobytes(), type=_Rest)
         if rest.key != key:
