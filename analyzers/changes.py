@@ -10,6 +10,7 @@ import numpy as np
 
 from traceflow.errors import TraceflowError
 from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, Float64, SliceKind
+from traceflow.shortening import Shorter
 from traceflow.trace.model import Bool, Int64, Trace
 
 _SELECTORS = {
@@ -68,24 +69,50 @@ def apply(
     """
     work_ns, delay = graph.work_ns.copy(), np.ones(len(graph.source))
     cut = np.zeros(len(graph.source), bool)
-    mine, target = _of_ranks(trace, graph, ranks), graph.targets() >> 1
-    selected = []
+    mine, selected = _of_ranks(trace, graph, ranks), []
     for change in changes:
         factor = _factor(change)
         if change.pattern == RENDEZVOUS:
-            chosen = _rendezvous(graph, change) & mine[target]
+            chosen = _rendezvous(graph, change) & _into(graph, mine)
             cut |= chosen
         elif change.pattern == LAUNCH:
-            chosen = np.isin(graph.kind, _LAUNCHES) & mine[target]
+            chosen = np.isin(graph.kind, _LAUNCHES) & _into(graph, mine)
             delay[chosen] *= factor
         else:
             chosen = mine & _selected(trace, graph, change.pattern)
             work_ns[chosen] = _scaled(work_ns[chosen], factor)
             if isinstance(change, Drop):
-                delay[chosen[target]] = 0
+                delay[_into(graph, chosen)] = 0
         selected.append(int(chosen.sum()))
-    lag_ns = _scaled(graph.lag_ns, np.append(delay, 1)[graph.binding])
+    lag_ns = graph.lag_ns if (delay == 1).all() else _scaled(graph.lag_ns, np.append(delay, 1)[graph.binding])
     return Hypothesis(work_ns, lag_ns, delay, cut, tuple(selected))
+
+
+def shortened(trace: Trace, graph: DependencyGraph, change: Scale) -> Shorter:
+    """What a change shortens, if its factor is at most 1.
+
+    Args:
+        trace: The evidence behind the graph.
+        graph: The graph of a window.
+        change: The change, to all ranks.
+
+    Raises:
+        TraceflowError: TF112 for a pattern that cannot be used.
+    """
+    if change.pattern == LAUNCH:
+        bound = np.append(np.isin(graph.kind, _LAUNCHES) & _into(graph, _of_ranks(trace, graph, None)), False)
+        place, whole_ns = np.flatnonzero(bound[graph.binding] & (graph.lag_ns > 0)), graph.lag_ns
+    else:
+        chosen = _of_ranks(trace, graph, None) & _selected(trace, graph, change.pattern)
+        place, whole_ns = np.flatnonzero(chosen & (graph.work_ns > 0)), graph.work_ns
+    less_ns = whole_ns[place] - _scaled(whole_ns[place], change.factor)
+    return Shorter(place, change.pattern == LAUNCH, less_ns)
+
+
+def _into(graph: DependencyGraph, slices: Bool) -> Bool:
+    """Edges that lead to a vertex of some slices."""
+    edges: Bool = np.repeat(np.repeat(slices, 2), np.diff(graph.offsets))
+    return edges
 
 
 def _factor(change: Scale | Drop) -> float:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, Float64, SliceKind
+from traceflow.shortening import Shorter
 from traceflow.trace.model import Bool, Int32, Int64, LaneKind, Rows, Trace
 
 _WORKS = (SliceKind.HOST, SliceKind.COMPUTE, SliceKind.COPY, SliceKind.TRANSFER)
@@ -118,6 +119,11 @@ def changed(graph: DependencyGraph, work: Work, mine: Int64, target_ns: Int64) -
     work_ns, lag_ns = graph.work_ns.copy(), graph.lag_ns.copy()
     (lag_ns if work.is_lag[mine[0]] else work_ns)[work.place[mine]] = target_ns
     return work_ns, lag_ns
+
+
+def shorter(work: Work, mine: Int64, target_ns: Int64) -> Shorter:
+    """What is shorter where a cause takes as long as its target."""
+    return Shorter(work.place[mine], bool(work.is_lag[mine[0]]), work.duration_ns[mine] - target_ns)
 
 
 def longest(work: Work, mine: Int64, target_ns: Int64) -> int:

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from traceflow.analyzers.best_case import BestCase, best_cases
-from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply
+from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply, shortened
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.stages import WHOLE_STEP
 from traceflow.analyzers.summary import summary
-from traceflow.analyzers.what_if import predict, unknown_dependencies, unmatched_calls
+from traceflow.analyzers.what_if import enclosed, unknown_dependencies, unmatched_calls
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
+from traceflow.shortening import Shorter, ends_if_shorter
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -124,16 +125,15 @@ def savings(trace: Trace, found: Dependencies, *, step: int | None = None, top: 
     unknown = "; ".join(finding.title for finding in unknown_dependencies(trace, found, window))
     known = not unknown
     best = tuple(best_cases(trace, found, graph, unsplit=unmatched_calls(trace, found, window), known=known))
-    tried = [
-        _saving(trace, graph, candidate, spread_ns, known=known) for candidate in (*_names(trace, graph), *_CLASSES)
-    ]
-    ranked = sorted((s for s in tried if s.saved_ns > 0), key=lambda s: -s.saved_ns)
+    ranked = _ranked(trace, graph, (*_names(trace, graph), *_CLASSES))
+    shown, notable = _without_repetition(ranked)[:top], _notable(ranked)
+    whole = {tried: _saving(trace, graph, tried, spread_ns, known=known) for tried in {*shown, *notable}}
     return Savings(
         window=window,
         spread_ns=spread_ns,
-        savings=tuple(_without_repetition(ranked)[:top]),
+        savings=tuple(whole[tried] for tried in shown),
         best_cases=best,
-        findings=tuple(_findings(ranked)),
+        findings=tuple(_finding(whole[tried]) for tried in notable),
         skipped=(*_no_spread(spread_ns, step), *_no_best_case(best, unknown)),
         notes=found.notes,
     )
@@ -222,40 +222,67 @@ def _costliest(trace: Trace, graph: DependencyGraph) -> list[tuple[str, SliceKin
     return [(trace.strings[k // len(SliceKind)], SliceKind(k % len(SliceKind))) for k in which[order].tolist()]
 
 
-def _saving(
-    trace: Trace, graph: DependencyGraph, candidate: Candidate, spread_ns: int | None, *, known: bool
-) -> Saving:
-    prediction = predict(graph, apply(trace, graph, [candidate.change]))
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """A candidate that saves something; whether that is exact is not known yet."""
+
+    candidate: Candidate
+    saved_ns: int
+    saved_share: float
+
+
+def _ranked(trace: Trace, graph: DependencyGraph, candidates: Sequence[Candidate]) -> list[_Tried]:
+    """The candidates that save something, those that save most first."""
+    ends_ns: dict[Candidate, int] = {}
+    cases: dict[Candidate, Shorter] = {}
+    for one in candidates:
+        if isinstance(one.change, Scale):
+            cases[one] = shortened(trace, graph, one.change)
+        else:  # it cuts edges
+            supposed = apply(trace, graph, [one.change])
+            time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
+            ends_ns[one] = graph.end_of(time_ns)
+    ends_ns |= zip(cases, ends_if_shorter(graph, list(cases.values())), strict=True)
     measured_ns = graph.end_ns - graph.start_ns
-    saved_ns = measured_ns - prediction.predicted_ns
-    share = saved_ns / measured_ns if measured_ns else 0.0
-    within = None if spread_ns is None else saved_ns < spread_ns
-    return Saving(candidate, saved_ns, share, prediction.exact and known, within)
+    saved_ns = {one: graph.end_ns - ends_ns[one] for one in candidates}
+    tried = [_Tried(one, saved, saved / max(measured_ns, 1)) for one, saved in saved_ns.items() if saved > 0]
+    return sorted(tried, key=lambda one: -one.saved_ns)
 
 
-def _without_repetition(ranked: list[Saving]) -> list[Saving]:
+def _saving(trace: Trace, graph: DependencyGraph, tried: _Tried, spread_ns: int | None, *, known: bool) -> Saving:
+    """What is said of a candidate; whether it is exact takes another replay."""
+    within = None if spread_ns is None else tried.saved_ns < spread_ns
+    supposed = apply(trace, graph, [tried.candidate.change])
+    predicted = enclosed(graph, supposed, graph.end_ns - graph.start_ns - tried.saved_ns)
+    return Saving(tried.candidate, tried.saved_ns, tried.saved_share, predicted.exact and known, within)
+
+
+def _without_repetition(ranked: list[_Tried]) -> list[_Tried]:
     """Leave out a class of work that saves no more than one name in it: the name says more."""
     named = {(s.candidate.kind, s.saved_ns) for s in ranked if s.candidate not in _CLASSES}
     return [s for s in ranked if s.candidate not in _CLASSES or (s.candidate.kind, s.saved_ns) not in named]
 
 
-def _findings(ranked: list[Saving]) -> Iterator[Finding]:
+def _notable(ranked: list[_Tried]) -> list[_Tried]:
     """The classes of work whose saving is worth a remark; of two with one code, the larger."""
-    told = set()
-    for saving in ranked:
-        code = saving.candidate.code
-        if code is None or code in told or saving.saved_share < NOTABLE_SHARE:
-            continue
-        told.add(code)
-        yield Finding(
-            code=code,
-            severity=Severity.WARNING,
-            title=f"if {saving.candidate.title}, the window would be {saving.saved_share:.0%} shorter",
-            provenance=Provenance.MODELLED,
-            suggestion=saving.candidate.suggestion,
-            cost_ns=saving.saved_ns,
-            evidence={"exact": saving.exact, "assumption": saving.candidate.assumption},
-        )
+    by_code: dict[str, _Tried] = {}
+    for tried in ranked:
+        code = tried.candidate.code
+        if code is not None and tried.saved_share >= NOTABLE_SHARE:
+            by_code.setdefault(code, tried)
+    return list(by_code.values())
+
+
+def _finding(saving: Saving) -> Finding:
+    return Finding(
+        code=str(saving.candidate.code),
+        severity=Severity.WARNING,
+        title=f"if {saving.candidate.title}, the window would be {saving.saved_share:.0%} shorter",
+        provenance=Provenance.MODELLED,
+        suggestion=saving.candidate.suggestion,
+        cost_ns=saving.saved_ns,
+        evidence={"exact": saving.exact, "assumption": saving.candidate.assumption},
+    )
 
 
 def _spread_ns(trace: Trace, found: Dependencies) -> int | None:

@@ -16,15 +16,16 @@ from traceflow.analyzers.late_work import (
     as_each,
     as_in_stages,
     by_stage_ns,
-    changed,
     longest,
     on_path,
+    shorter,
     work_of,
 )
 from traceflow.analyzers.stages import WHOLE_STEP, stage_of_events
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
+from traceflow.shortening import ends_if_shorter
 from traceflow.trace.model import ABSENT, Int32, Int64, Rows, Trace
 
 if TYPE_CHECKING:
@@ -153,26 +154,44 @@ def _skipped(trace: Trace) -> tuple[Skipped, ...]:
     return tuple(Skipped("/result/ranking", reason) for reason in reasons)
 
 
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """The rows of one cause on one participant, and how long each would take if it were as on its peers."""
+
+    mine: Int64
+    target_ns: Int64
+    peers: int
+
+
 def _causes(trace: Trace, graph: DependencyGraph, stage: Int32) -> Iterator[Straggler]:
     """Every cause on the critical path that took longer than its peers; nothing else can cost anything."""
     work = work_of(trace, graph, stage)
+    late = list(_late(trace, graph, work))
+    ends_ns = ends_if_shorter(graph, [shorter(work, one.mine, one.target_ns) for one in late])
+    for one, end_ns in zip(late, ends_ns, strict=True):
+        if end_ns < graph.end_ns:
+            yield straggler(trace, graph, work, one.mine, one.target_ns, peers=one.peers, end_ns=end_ns)
+
+
+def _late(trace: Trace, graph: DependencyGraph, work: Work) -> Iterator[_Late]:
     code = work.cause.astype(np.int64) * len(trace.strings) + work.name  # equal for one cause of one name
+    by_code = np.argsort(code, kind="stable")
+    sorted_code = code[by_code]
     clock, names = {rank.rank: rank.clock for rank in trace.ranks}, _host_names(trace)
     late = {(int(code[row]), int(work.rank[row])) for row in np.flatnonzero(on_path(graph, work, graph.path()))}
     for which, rank in sorted(late):
-        same = np.flatnonzero(code == which)
+        first, last = np.searchsorted(sorted_code, (which, which + 1))
+        same = by_code[first:last]
         mine = same[work.rank[same] == rank]
         comparable = [other for other in names if other != rank and clock[other] == clock[rank]]
-        peers = [same[work.rank[same] == other] for other in comparable if (work.rank[same] == other).any()]
+        peers = [of for other in comparable if len(of := same[work.rank[same] == other])]
         if not peers and work.cause[mine[0]] == SliceKind.HOST:
             mine, peers = _done_here_alone(work, mine, [names[other] for other in comparable])
         if not peers:
             continue
         target = _as_peers(work, mine, peers)
         if target.sum() < work.duration_ns[mine].sum():
-            work_ns, lag_ns = changed(graph, work, mine, target)
-            end_ns = graph.end_of(graph.replay(work_ns=work_ns, lag_ns=lag_ns))
-            yield straggler(trace, graph, work, mine, target, peers=len(peers), end_ns=end_ns)
+            yield _Late(mine, target, len(peers))
 
 
 def _host_names(trace: Trace) -> dict[int, Rows]:

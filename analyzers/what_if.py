@@ -186,9 +186,20 @@ def unmatched_calls(trace: Trace, found: Dependencies, window: Window) -> int:
 def predict(graph: DependencyGraph, supposed: Hypothesis) -> Prediction:
     """Predicted length of a window, and between which two lengths it lies."""
     time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
-    low, high = graph.replay_bounds(work_ns=supposed.work_ns, delay=supposed.delay, cut=supposed.cut)
-    predicted_ns, *others = (graph.end_of(times) - graph.start_ns for times in (time_ns, low, high))
-    return Prediction(predicted_ns, min(predicted_ns, *others), max(predicted_ns, *others))
+    return enclosed(graph, supposed, graph.end_of(time_ns) - graph.start_ns)
+
+
+def enclosed(graph: DependencyGraph, supposed: Hypothesis, predicted_ns: int) -> Prediction:
+    """A predicted length with the two that it lies between.
+
+    Args:
+        graph: The graph of a window.
+        supposed: What is changed.
+        predicted_ns: What a replay gives.
+    """
+    bounds = graph.replay_bounds(work_ns=supposed.work_ns, delay=supposed.delay, cut=supposed.cut)
+    ends = [graph.end_of(times) - graph.start_ns for times in bounds]
+    return Prediction(predicted_ns, min(predicted_ns, *ends), max(predicted_ns, *ends))
 
 
 def _as_supposed(graph: DependencyGraph, supposed: Hypothesis) -> DependencyGraph:
