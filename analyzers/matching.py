@@ -116,7 +116,7 @@ def _named(trace: Trace, names: frozenset[str]) -> Bool:
     return np.array([*(text in names for text in trace.strings), False])[trace.communications.operation]
 
 
-def _numbers(table: Int64) -> Int64:
+def numbers_of(table: Int64) -> Int64:
     """A number for each row, equal where all columns are, in the order of the columns' values."""
     columns = table.T
     order = np.lexsort(columns[::-1])
@@ -159,7 +159,7 @@ def _ordinal(columns: Int64, arrival: Int64) -> Int64:
     """Position of each row, in order of arrival, among the rows with the same columns."""
     if not len(columns):
         return np.empty(0, np.int64)
-    which = _numbers(columns)
+    which = numbers_of(columns)
     order = np.lexsort((arrival, which))
     first = np.searchsorted(which[order], np.arange(which.max() + 1))
     ordinal = np.empty(len(columns), np.int64)
@@ -186,7 +186,7 @@ def _agreeing(channel: Int64, member: Int64, sequence: Int64, operations: Int64,
 def _numbered(key: Int64, valid: Bool) -> Int64:
     instance = np.full(len(key), ABSENT, np.int64)
     if valid.any():
-        instance[valid] = _numbers(key[valid])
+        instance[valid] = numbers_of(key[valid])
     return instance
 
 
@@ -365,7 +365,7 @@ def _believable(trace: Trace, matches: Matches, counted: Bool, judged: Bool, cha
     denied = judged & (matches.instance >= 0) & (end_ns + doubt_ns < matches.last_ns)
     if not denied.any():
         return matches
-    which = _numbers(channel)
+    which = numbers_of(channel)
     refused = counted & (matches.instance >= 0) & np.isin(which, which[denied])
     keep = ~refused[matches.pair_source]
     reason = np.where(matches.point_to_point, Unmatched.NO_PARTNER, Unmatched.NO_SEQUENCE)

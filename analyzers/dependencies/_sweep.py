@@ -276,7 +276,7 @@ def _fill(
         while who >= 0 and 2 * (ended_ns[who] - wait_start[wait]) >= length:
             if next_ns[who] >= until[wait] and who != caller[wait]:
                 last, begin = latest[who], bounds[who]
-                first = _first_from(start, begin, last + 1, wait_start[wait])
+                first = first_from(start, begin, last + 1, wait_start[wait])
                 fills = first <= last and 2 * (busy[last + 1] - busy[first]) >= length
                 if fills and (first == begin or end[first - 1] <= since[wait]):
                     if filled < found.shape[1]:
@@ -287,7 +287,7 @@ def _fill(
 
 
 @Compiled
-def _first_from(values: Int64, low: int, high: int, least: int) -> int:
+def first_from(values: Int64, low: int, high: int, least: int) -> int:
     """The first of the ascending values from `low` to `high` that is not below `least`."""
     while low < high:
         middle = (low + high) // 2

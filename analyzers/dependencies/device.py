@@ -22,19 +22,30 @@ class Launched:
 
 
 def launched(trace: Trace) -> Launched:
-    """Join device work to its launch call by (rank, correlation); of several calls, to the first."""
-    e = trace.events
-    rank, on_host = trace.lanes.rank[e.lane], trace.lanes.device[e.lane] == ABSENT
-    correlated = e.correlation >= 0
-    calls, work = np.flatnonzero(on_host & correlated), np.flatnonzero(~on_host & correlated)
+    """Join device work to its launch call by (rank, correlation)."""
+    e, lanes = trace.events, trace.lanes
+    work = np.flatnonzero(e.correlation >= 0)
+    work = work[lanes.device[e.lane[work]] != ABSENT]
     call = np.full(len(e), ABSENT, np.int32)
-    if len(calls) and len(work):
-        key = _by_rank(rank, e.correlation)
-        order = calls[np.lexsort((e.start_ns[calls], key[calls]))]
-        at = np.minimum(np.searchsorted(key[order], key[work]), len(order) - 1)
-        found = key[order[at]] == key[work]
-        call[work[found]] = order[at[found]]
+    call[work] = calls_of(trace, lanes.rank[e.lane[work]], e.correlation[work])
     return Launched(call, np.where(call >= 0, e.start_ns[call], _BEFORE_THE_TRACE))
+
+
+def calls_of(trace: Trace, rank: Int32, correlation: Int64) -> Int32:
+    """The host event of each (rank, correlation), ABSENT without one; of several, the first."""
+    e, lanes = trace.events, trace.lanes
+    calls = np.flatnonzero(e.correlation >= 0)
+    calls = calls[lanes.device[e.lane[calls]] == ABSENT]
+    if not len(calls):
+        return np.full(len(rank), ABSENT, np.int32)
+    key = _by_rank(
+        np.concatenate((lanes.rank[e.lane[calls]], rank)), np.concatenate((e.correlation[calls], correlation))
+    )
+    own, wanted = key[: len(calls)], key[len(calls) :]
+    order = np.lexsort((e.start_ns[calls], own))
+    calls, own = calls[order], own[order]
+    at = np.minimum(np.searchsorted(own, wanted), len(own) - 1)
+    return np.where(own[at] == wanted, calls[at], ABSENT).astype(np.int32)
 
 
 def _by_rank(rank: Int32, number: Int64) -> Int64:
