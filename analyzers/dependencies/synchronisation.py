@@ -38,7 +38,8 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
     told = work[of_call[0]], waits.call[of_call[1]]
     explained[told[1]] = True
     inferred = _inferred(trace, launch, np.flatnonzero(blocks & ~explained))
-    done, call = (np.concatenate((own, told[0], inferred[0])), np.concatenate((launch.call[own], told[1], inferred[1])))
+    done: Int64 = np.concatenate((own, told[0], inferred[0]))
+    call: Int64 = np.concatenate((launch.call[own], told[1], inferred[1]))
     return [
         _edges(cut, (work[of_stream[0]], work[after[of_stream[1]]]), EdgeKind.EVENT_WAIT, to_start=True),
         _edges(cut, (done, call), EdgeKind.HOST_SYNCHRONISATION, to_start=False),
