@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -97,38 +96,42 @@ def _operators_around(trace: Trace, calls: Int64) -> Int64:
 
 def _operators(trace: Trace, operator: Int64, took_ns: Int64) -> Iterator[Work]:
     """One row per operator and shapes; each call of an operator counts once, whatever it launched."""
-    place = {event: row for row, event in enumerate(trace.operands.event.tolist())}
-    again = _recomputations(trace, np.unique(operator))
-    calls: dict[tuple[object, ...], set[int]] = defaultdict(set)
-    total_ns: dict[tuple[object, ...], int] = defaultdict(int)
-    for event, ns in zip(operator.tolist(), took_ns.tolist(), strict=True):
-        row = place[event]
-        told = tuple(
-            _text(trace, int(c[row])) for c in (trace.operands.shapes, trace.operands.types, trace.operands.values)
-        )
-        key = trace.strings[trace.events.name[event]], *told, again.get(event)
-        calls[key].add(event)
-        total_ns[key] += ns
-    for key, own in calls.items():
-        name, shapes, types, values, recomputed = key
-        cost = operator_cost(str(name), str(shapes), str(types), str(values))
+    operands = trace.operands
+    row_of = np.zeros(len(trace.events), np.int64)
+    row_of[operands.event] = np.arange(len(operands.event))
+    row, again = row_of[operator], _recomputations(trace, operator)
+    said = operands.shapes[row], operands.types[row], operands.values[row]
+    for own in _alike(trace.events.name[operator], *said, again):
+        name = trace.strings[trace.events.name[operator[own[0]]]]
+        shapes, types, values = (_text(trace, int(column[own[0]])) for column in said)
+        cost = operator_cost(name, shapes, types, values)
         yield Work(
             kind=WorkKind.OPERATOR,
-            name=str(name),
-            detail=shapes_text(str(shapes)),
-            executions=len(own),
+            name=name,
+            detail=shapes_text(shapes),
+            executions=len(np.unique(operator[own])),
             cost=cost or Cost(missing={"flops": _UNREAD, "bytes": _UNREAD}),
-            measured_ns=total_ns[key],
-            recomputed=None if recomputed is None else bool(recomputed),
+            measured_ns=int(took_ns[own].sum()),
+            recomputed=None if again[own[0]] == ABSENT else bool(again[own[0]]),
         )
+
+
+def _alike(*columns: Rows | Bool) -> list[Int64]:
+    """The rows that are the same in all columns, each kind where it comes first."""
+    order = np.lexsort(columns)
+    other = np.zeros(len(order), bool)
+    for column in columns:
+        other[1:] |= column[order[1:]] != column[order[:-1]]
+    kinds = np.split(order, np.flatnonzero(other)) if len(order) else []
+    return sorted(kinds, key=lambda rows: int(rows[0]))
 
 
 def _text(trace: Trace, code: int) -> str:
     return trace.strings[code] if code >= 0 else ""
 
 
-def _recomputations(trace: Trace, operators: Int64) -> dict[int, bool]:
-    """Whether operators run inside a recomputation of activation checkpointing; empty where no event marks one.
+def _recomputations(trace: Trace, operators: Int64) -> Int64:
+    """Whether operators run inside a recomputation of activation checkpointing; ABSENT where no event marks one.
 
     An operator does when, of the recomputations and the steps of the backward pass around it, the innermost is a
     recomputation: gradients that a recomputed block computes are computed for the first time.
@@ -137,22 +140,24 @@ def _recomputations(trace: Trace, operators: Int64) -> dict[int, bool]:
 
     marks = np.array([_RECOMPUTES.search(text) is not None for text in trace.strings] or [False])
     steps = np.array([text.startswith(_BACKWARD) for text in trace.strings] or [False]) & ~marks
-    e = trace.events
+    e, again = trace.events, np.full(len(operators), ABSENT, np.int64)
     if not marks[e.name].any():
-        return {}
+        return again
     around = np.flatnonzero(marks[e.name] | steps[e.name])
     spans = e.lane[around].astype(np.int64), e.start_ns[around], e.end_ns[around]
-    order = operators[np.lexsort((e.start_ns[operators], e.lane[operators]))]
-    inside = innermost(*spans, e.lane[order].astype(np.int64), e.start_ns[order])
-    is_mark = np.append(marks[e.name[around]], False)[inside]
-    return dict(zip(order.tolist(), is_mark.tolist(), strict=True))
+    order = np.lexsort((e.start_ns[operators], e.lane[operators]))
+    inside = innermost(*spans, e.lane[operators[order]].astype(np.int64), e.start_ns[operators[order]])
+    again[order] = np.append(marks[e.name[around]], False)[inside]
+    return again
 
 
 def _on_host(trace: Trace, events: Rows) -> Iterator[Work]:
     """Operators of ranks without devices, those that hold no other operator with a known cost."""
     lanes, e = trace.lanes, trace.events
     with_device = np.unique(lanes.rank[lanes.device != ABSENT])
-    own = np.intersect1d(trace.operands.event, events).astype(np.int64)
+    described = np.zeros(len(e), bool)
+    described[trace.operands.event] = True
+    own = events[described[events]].astype(np.int64)
     own = own[~np.isin(lanes.rank[e.lane[own]], with_device)]
     last = np.append((e.lane[own[1:]] != e.lane[own[:-1]]) | (e.start_ns[own[1:]] >= e.end_ns[own[:-1]]), True)
     leaves = own[last[: len(own)]]
@@ -183,26 +188,28 @@ class _Call:
 
 def _collectives(trace: Trace, events: Rows, took_ns: Int64, split: Bool) -> Iterator[Work]:
     """Collectives that a library executes, by name, payload and size of their group."""
-    row_of = {event: row for row, event in enumerate(trace.communications.event.tolist())}
-    calls: dict[tuple[_Call, bool], list[int]] = defaultdict(list)
-    for event, ns, alone in zip(events.tolist(), took_ns.tolist(), split.tolist(), strict=True):
-        calls[_call(trace, event, row_of.get(event)), not alone].append(ns)
-    for (call, waits), took in calls.items():
+    row_of = np.full(len(trace.events), ABSENT, np.int64)
+    row_of[trace.communications.event] = np.arange(len(trace.communications.event))
+    row = row_of[events]
+    c = trace.communications
+    said = [np.append(column, ABSENT)[row] for column in (c.operation, c.payload_bytes, c.group)]
+    for own in _alike(trace.events.name[events], *said, row == ABSENT, split):
+        call = _call(trace, int(events[own[0]]), int(row[own[0]]))
         yield Work(
             kind=WorkKind.COLLECTIVE,
             name=call.name,
             detail=call.operation,
-            executions=len(took),
+            executions=len(own),
             cost=_collective_cost(call),
-            measured_ns=sum(took),
+            measured_ns=int(took_ns[own].sum()),
             recomputed=None,
-            waits=waits,
+            waits=not split[own[0]],
         )
 
 
-def _call(trace: Trace, event: int, row: int | None) -> _Call:
+def _call(trace: Trace, event: int, row: int) -> _Call:
     name, c = trace.strings[trace.events.name[event]], trace.communications
-    if row is None:
+    if row == ABSENT:
         return _Call(name, "", ABSENT, ABSENT)
     group = int(c.group[row])
     of_group = trace.groups[group] if group >= 0 else None

@@ -17,7 +17,7 @@ from traceflow.analyzers.rings.executed import Recorded, exposed_of, replayed_sa
 from traceflow.analyzers.rings.result import Candidate
 from traceflow.analyzers.rings.timed import Span
 from traceflow.graph import EdgeKind
-from traceflow.trace.model import ABSENT
+from traceflow.trace.model import ABSENT, Bool, Rows, Trace
 
 _PRODUCT = re.compile(r"gemm|matmul|nvjet", re.IGNORECASE)
 _BEFORE = frozenset({"all-gather"})
@@ -42,20 +42,36 @@ def _pairs(recorded: Recorded) -> Iterator[tuple[int, int]]:
     """Rows of `Trace.communications` with the product beside each, by the events that one stream waited for."""
     t, graph = recorded.trace, recorded.graph
     edges = np.flatnonzero(graph.kind == EdgeKind.EVENT_WAIT)
-    source = graph.slices.event[graph.source[edges] >> 1].tolist()
-    target = graph.slices.event[graph.targets()[edges] >> 1].tolist()
-    row_of = {int(event): row for row, event in enumerate(t.communications.event)}
-    compiled = set(t.hlo.event.tolist())
+    source = graph.slices.event[graph.source[edges] >> 1]
+    target = graph.slices.event[graph.targets()[edges] >> 1]
+    row_of = np.full(len(t.events) + 1, ABSENT, np.int64)  # the last stands for joins
+    row_of[t.communications.event] = np.arange(len(t.communications.event))
+    row_of[t.hlo.event] = ABSENT  # of which a program tells more
+    before, after = _operations_among(t, _BEFORE), _operations_among(t, _AFTER)
+    first = before[row_of[source]] & _products(t, target)
+    second = after[row_of[target]] & _products(t, source)
     seen: set[int] = set()
-    for one, other in zip(source, target, strict=True):
-        for collective, product, operations in ((one, other, _BEFORE), (other, one, _AFTER)):
-            row = row_of.get(collective, ABSENT)
-            if row in seen or row == ABSENT or product < 0 or collective in compiled:
-                continue
-            known = hlo_operation(t.strings[t.communications.operation[row]]) in operations
-            if known and _PRODUCT.search(t.strings[t.events.name[product]]):
+    for at in np.flatnonzero(first | second).tolist():
+        for known, collective, product in ((first, source, target), (second, target, source)):
+            row = int(row_of[collective[at]])
+            if known[at] and row not in seen:
                 seen.add(row)
-                yield row, product
+                yield row, int(product[at])
+
+
+def _operations_among(t: Trace, operations: frozenset[str]) -> Bool:
+    """Which communication calls are among some operations, and False for what is none."""
+    code, at = np.unique(t.communications.operation, return_inverse=True)
+    known = np.array([hlo_operation(t.strings[one]) in operations for one in code.tolist()], bool)
+    return np.append(known[at.ravel()], False)
+
+
+def _products(t: Trace, events: Rows) -> Bool:
+    """Which events are products, by their names; no joins."""
+    code, at = np.unique(t.events.name[events], return_inverse=True)
+    known = np.array([_PRODUCT.search(t.strings[one]) is not None for one in code.tolist()], bool)
+    products: Bool = known[at.ravel()] & (events >= 0)
+    return products
 
 
 def _candidate(recorded: Recorded, operation: str, product: str, pairs: list[tuple[int, int]]) -> Candidate:
