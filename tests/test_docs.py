@@ -12,7 +12,7 @@ from sources import ROOT
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.main import get_command
 
-from traceflow.cli.app import app
+from traceflow.cli.app import application
 
 DOCS = ROOT / "docs"
 COMMAND_LINE = (DOCS / "command-line.md").read_text(encoding="utf-8")
@@ -34,7 +34,7 @@ def options(command: TyperCommand | TyperGroup) -> set[str]:
     return {text for option in command.params if isinstance(option, TyperOption) for text in option.opts}
 
 
-VERBS = dict(verbs("traceflow", get_command(app)))
+VERBS = dict(verbs("traceflow", get_command(application())))
 
 
 def test_there_are_verbs() -> None:

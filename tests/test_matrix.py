@@ -23,9 +23,9 @@ def test_every_verb_answers_with_a_verdict_or_refuses_in_one_line(path: Path) ->
 def test_every_verb_that_reads_is_asked() -> None:
     from typer.main import get_command
 
-    from traceflow.cli.app import app
+    from traceflow.cli.app import application
 
-    commands = get_command(app).commands  # type: ignore[attr-defined]
+    commands = get_command(application()).commands  # type: ignore[attr-defined]
     questions = {f"show {name}" for name in commands["show"].commands}
     exports = {f"export {name}" for name in commands["export"].commands}
     readers = {"what-if", "diff", "check", "query", "report", "plan check"}

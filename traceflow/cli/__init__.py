@@ -23,7 +23,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     from typer import Abort, BadParameter
 
-    from traceflow.cli.app import app
+    from traceflow.cli.app import application
     from traceflow.report.names import printable_lines
 
     mistakes: Any = BadParameter.__bases__[0]  # all on the command line; typer has no public name for them
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+    app = application(sys.argv[1:] if argv is None else argv)
     try:
         ended = app(argv, prog_name="traceflow", standalone_mode=False)
     except mistakes as mistake:

@@ -1,30 +1,59 @@
-"""Which verbs there are."""
+"""Which verbs there are, and where each is."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from traceflow.cli.check import check
-from traceflow.cli.demo import demo
-from traceflow.cli.diff import diff
-from traceflow.cli.doctor import doctor
-from traceflow.cli.explain import explain
-from traceflow.cli.export import export
-from traceflow.cli.open import open_in
-from traceflow.cli.options import verb
-from traceflow.cli.plan import plan
-from traceflow.cli.plan_check import plan_check
-from traceflow.cli.plan_compare import plan_compare
-from traceflow.cli.query import query
-from traceflow.cli.report import report
-from traceflow.cli.run import run
-from traceflow.cli.show import show
-from traceflow.cli.what_if import what_if
+from traceflow.cli.options import asked_for, verb
 
-# Rich would double the time of --help.
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+_VERBS = {
+    "demo": "demo.demo",
+    "run": "run.run",
+    "report": "report.report",
+    "what-if": "what_if.what_if",
+    "diff": "diff.diff",
+    "check": "check.check",
+    "open": "open.open_in",
+    "query": "query.query",
+    "explain": "explain.explain",
+    "doctor": "doctor.doctor",
+}
+"""The function of each verb, and the module of this package that has it."""
+
+_GROUPS = {"show": "show.show_verbs", "plan": "plan.plan_verbs", "export": "export.export_verbs"}
+"""What makes each group of verbs, likewise."""
+
+_SETTINGS = {"run": {"allow_interspersed_args": False}}
+
+
+def application(line: Sequence[str] = ()) -> typer.Typer:
+    """The command line; where it is known which verb is asked for, with that one alone.
+
+    To load all verbs takes longer than to read a small trace.
+
+    Args:
+        line: What was typed after the name of the program.
+    """
+    # Rich would double the time of --help.
+    app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+    app.callback()(traceflow)
+    names = asked_for(line, [*_VERBS, *_GROUPS])
+    rest = line[1:] if len(names) == 1 else ()
+    for name in names:
+        if name in _VERBS:
+            app.command(name, context_settings=_SETTINGS.get(name))(verb(_found(_VERBS[name])))
+        else:
+            app.add_typer(_found(_GROUPS[name])(rest), name=name)
+    return app
+
+
+def _found(place: str) -> Any:
+    module, _, name = place.partition(".")
+    return getattr(import_module(f"traceflow.cli.{module}"), name)
 
 
 def _version(wanted: bool) -> None:
@@ -35,7 +64,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def traceflow(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -46,20 +74,3 @@ def traceflow(
     INPUT is a capture, a folder of per-rank traces, one trace file, or a quoted pattern.
     """
     del version
-
-
-app.command()(verb(demo))
-app.command(context_settings={"allow_interspersed_args": False})(verb(run))
-app.command()(verb(report))
-app.add_typer(show, name="show")
-app.command("what-if")(verb(what_if))
-app.command()(verb(diff))
-app.command()(verb(check))
-plan.command("compare")(verb(plan_compare))
-plan.command("check")(verb(plan_check))
-app.add_typer(plan, name="plan")
-app.command("open")(verb(open_in))
-app.add_typer(export, name="export")
-app.command()(verb(query))
-app.command()(verb(explain))
-app.command()(verb(doctor))

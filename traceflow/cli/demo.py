@@ -8,7 +8,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import numpy as np
 import typer
 
 from traceflow.cli import output as place
@@ -141,5 +140,7 @@ def _routed(capture: Path, step: int) -> Routed | None:
     file = capture / "routing.npz"
     if not file.exists():
         return None
+    import numpy as np
+
     with np.load(file) as counts:
         return Routed(*(int(counts[name][step].sum()) for name in ("rows", "assigned", "dropped")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,13 +11,9 @@ import typer
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
 from traceflow.cli.limits import tell_limits
-from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, verb
+from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, asked_for, verb
 from traceflow.cli.progress import working
 from traceflow.cli.report import capture_name
-
-export = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Write everything that was found, in files that other tools read."
-)
 
 
 def perfetto(
@@ -53,5 +50,13 @@ def parquet(
     tell_limits(run)
 
 
-export.command()(verb(perfetto))
-export.command()(verb(parquet))
+_VERBS: Mapping[str, Callable[..., None]] = {"perfetto": perfetto, "parquet": parquet}
+
+
+def export_verbs(line: Sequence[str]) -> typer.Typer:
+    """The verbs below `export`; where one is asked for, that one alone."""
+    text = "Write everything that was found, in files that other tools read."
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    for name in asked_for(line, _VERBS):
+        group.command(name)(verb(_VERBS[name]))
+    return group

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
@@ -78,6 +78,16 @@ class WriteOptions(Options):
 @dataclass(frozen=True)
 class AnswerOptions(WriteOptions, ReadOptions):
     """What a verb that reads an input and prints a result can be told."""
+
+
+def asked_for(line: Sequence[str], verbs: Iterable[str]) -> list[str]:
+    """The verb that a command line begins with; all verbs where it begins with none.
+
+    Example:
+        >>> asked_for(["diff", "a", "b"], ["show", "diff"]), asked_for(["--help"], ["show", "diff"])
+        (['diff'], ['show', 'diff'])
+    """
+    return [name for name in verbs if name in line[:1]] or [*verbs]
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:

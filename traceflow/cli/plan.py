@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from traceflow.trace.model import Trace
 
     Given = TypeVar("Given", ParallelPlan, Model, Batch, Training)
-
-plan = typer.Typer(invoke_without_command=True, rich_markup_mode=None, subcommand_metavar="[COMMAND]")
 
 
 def _option(text: str, *names: str, metavar: str | None = "N") -> Any:
@@ -165,4 +163,14 @@ def _part(made: type[Given], given: dict[str, Any], known: Given | None, needed:
     return made(**own) if own else None
 
 
-plan.callback()(verb(plan_verb))
+def plan_verbs(line: Sequence[str]) -> typer.Typer:
+    """The verb `plan`, and those below it."""
+    from traceflow.cli.plan_check import plan_check
+    from traceflow.cli.plan_compare import plan_compare
+
+    del line  # `plan` itself, with its many options, is needed for all of them
+    group = typer.Typer(invoke_without_command=True, rich_markup_mode=None, subcommand_metavar="[COMMAND]")
+    group.callback()(verb(plan_verb))
+    group.command("compare")(verb(plan_compare))
+    group.command("check")(verb(plan_check))
+    return group

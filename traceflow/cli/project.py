@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 
 from traceflow.errors import TraceflowError
-from traceflow.hardware import Hardware, known
+
+if TYPE_CHECKING:
+    from traceflow.hardware import Hardware
 
 _FILE = Path("pyproject.toml")
 
@@ -38,6 +39,8 @@ def hardware_named(name: str) -> Hardware:
     Raises:
         TraceflowError: TF112 when the project describes it wrongly, TF120 when nobody knows the name.
     """
+    from traceflow.hardware import known
+
     described = _settings().get("hardware", {})
     if not isinstance(described, dict) or name not in described:
         return known(name)
@@ -67,6 +70,8 @@ class _Described(msgspec.Struct, forbid_unknown_fields=True):
 
     def hardware(self, name: str) -> Hardware:
         """The same as rates of one device."""
+        from traceflow.hardware import Hardware
+
         return Hardware(
             name=name,
             unit="one device",
@@ -83,6 +88,8 @@ def _settings() -> dict[str, Any]:
     """`[tool.traceflow]`, empty where there is none."""
     try:
         with _FILE.open("rb") as file:
+            import tomllib
+
             settings = tomllib.load(file)
     except FileNotFoundError:
         return {}

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from traceflow.cli.answer import answer, opened
-from traceflow.cli.options import AnswerOptions, Source, StatedPlan, Step, Top, Window, verb
+from traceflow.cli.options import AnswerOptions, Source, StatedPlan, Step, Top, Window, asked_for, verb
 from traceflow.cli.project import hardware_named
 
 if TYPE_CHECKING:
     from traceflow.result import Json
-
-show = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Show one result: a table, or JSON with --format json."
-)
 
 
 def everything(options: AnswerOptions, source: Source, step: Step = None, top: Top = 12) -> None:
@@ -53,10 +50,12 @@ def communication(
     top: Top = 12,
 ) -> None:
     """Busy, exposed and removable communication, what it is for, and every collective split into wait and transfer."""
-    from traceflow.cli.plan import plan_named
-
     request: dict[str, Json] = {"step": step, "window": window, "plan": plan}
-    stated = None if plan is None else plan_named(plan)
+    stated = None
+    if plan is not None:
+        from traceflow.cli.plan import plan_named
+
+        stated = plan_named(plan)
     answer(
         options,
         source,
@@ -176,16 +175,27 @@ def sharding(
     answer(options, source, lambda run: run.sharding(stated, step=step), request=request, top=top)
 
 
-show.command("all")(verb(everything))
-show.command()(verb(summary))
-show.command("critical-path")(verb(critical_path))
-show.command()(verb(communication))
-show.command()(verb(clocks))
-show.command()(verb(stragglers))
-show.command()(verb(savings))
-show.command()(verb(memory))
-show.command()(verb(moe))
-show.command()(verb(padding))
-show.command()(verb(sharding))
-show.command("collective-matmul")(verb(collective_matmul))
-show.command()(verb(budget))
+QUESTIONS: Mapping[str, Callable[..., None]] = {
+    "all": everything,
+    "summary": summary,
+    "critical-path": critical_path,
+    "communication": communication,
+    "clocks": clocks,
+    "stragglers": stragglers,
+    "savings": savings,
+    "memory": memory,
+    "moe": moe,
+    "padding": padding,
+    "sharding": sharding,
+    "collective-matmul": collective_matmul,
+    "budget": budget,
+}
+
+
+def show_verbs(line: Sequence[str]) -> typer.Typer:
+    """The verbs below `show`; where one is asked for, that one alone."""
+    text = "Show one result: a table, or JSON with --format json."
+    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    for name in asked_for(line, QUESTIONS):
+        group.command(name)(verb(QUESTIONS[name]))
+    return group

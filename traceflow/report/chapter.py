@@ -22,10 +22,11 @@ from traceflow.report.plan_section import PlanSection, plan_section
 from traceflow.report.rounds_section import RoundsSection, rounds_section
 from traceflow.report.sections import input_grids, path_grids, quality_grids, steps_chart, steps_grid
 from traceflow.report.sharding_section import ShardingSection, sharding_section
+from traceflow.report.simulation import SIMULATION, simulates, simulation_finding
 from traceflow.report.subject import WHOLE, Asked, Subject
 from traceflow.report.timeline import Timeline, timeline
 from traceflow.report.units import size_text
-from traceflow.report.verdict import SIMULATION, Verdict, simulates, simulation_finding, verdict
+from traceflow.report.verdict import Verdict, verdict
 from traceflow.report.what_if_panel import MOST_SAVINGS, what_if_grid
 from traceflow.report.workers import Workers, workers
 from traceflow.result import Finding, Json, Note, Result, Severity, Skipped, Tally

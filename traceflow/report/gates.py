@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
-from xml.etree.ElementTree import Element, SubElement, indent, tostring
 
 from rich.text import Text
 
@@ -46,6 +45,8 @@ def gates_as_junit(result: Row, source: str) -> str:
         result: The `result` of `traceflow check`.
         source: What was checked.
     """
+    from xml.etree.ElementTree import Element, SubElement, indent, tostring
+
     gates = result["gates"]
     failures = sum(not gate["passed"] for gate in gates)
     suites = Element("testsuites", tests=str(len(gates)), failures=str(failures))

@@ -23,8 +23,8 @@ from traceflow.report.definitions import CONCEPTS, DEFINITIONS, PROVENANCES
 from traceflow.report.difference_section import DifferenceSection
 from traceflow.report.grid import Grid, duration, percent
 from traceflow.report.names import printable
+from traceflow.report.simulation import SIMULATION
 from traceflow.report.subject import WHOLE, Asked, Subject
-from traceflow.report.verdict import SIMULATION
 from traceflow.result import Json
 from traceflow.trace.untraced import FORMAT as PROGRAMS
 

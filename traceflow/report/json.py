@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from traceflow.quality import losses, quality, touching
-from traceflow.report.verdict import simulates, simulation_finding
+from traceflow.report.simulation import simulates, simulation_finding
 from traceflow.result import Skipped
 
 if TYPE_CHECKING:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from traceflow.graph import DependencyGraph
-from traceflow.intent.mesh import Mesh
-from traceflow.intent.plan import Plan
 from traceflow.report.names import printable
 from traceflow.result import Result
-from traceflow.trace.model import Int32, Int64, Rows, Text, Trace
+
+if TYPE_CHECKING:
+    from traceflow.graph import DependencyGraph
+    from traceflow.intent.mesh import Mesh
+    from traceflow.intent.plan import Plan
+    from traceflow.trace.model import Int32, Int64, Rows, Text, Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,13 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from traceflow.codes import CODES
 from traceflow.report.grid import Piece, bar, duration
+from traceflow.report.simulation import SIMULATION
 from traceflow.report.subject import Asked, CriticalPath
-from traceflow.result import Finding, Provenance, Severity
-from traceflow.trace.model import LaneKind, Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,28 +55,6 @@ def verdict(path: CriticalPath, summary: Mapping[str, Any], asked: Asked, *, sim
     parts = tuple(Part(kind, ns, percent) for (kind, ns), percent in zip(kinds, percents, strict=True))
     remarks = (_narrower(summary) if asked.whole else None, SIMULATION if simulated else None)
     return Verdict(asked.what, path.makespan_ns, parts, tuple(r for r in remarks if r is not None))
-
-
-SIMULATION = (
-    "The devices of this trace are threads of one host. Their order and their dependencies are real; their timings "
-    "are a simulation and no evidence about accelerators."
-)
-
-
-def simulates(trace: Trace) -> bool:
-    """Whether the devices of a trace are threads of a host."""
-    return bool(np.any(trace.lanes.kind == LaneKind.WORKER))
-
-
-def simulation_finding() -> Finding:
-    """The finding that belongs to `SIMULATION`."""
-    return Finding(
-        code="TF206",
-        severity=Severity.WARNING,
-        title="timings of virtual devices on host threads are a simulation, no evidence about accelerators",
-        provenance=Provenance.MEASURED,
-        suggestion=CODES["TF206"].remedy,
-    )
 
 
 def whole_percents(parts: Sequence[int]) -> list[int]:
