@@ -82,7 +82,7 @@ def test_processes_are_used_where_there_is_enough_to_do(
 
     monkeypatch.setattr(Processes, "submit", noted)
     with Processes() as executor:
-        assert worth(files, executor) is None
+        assert worth(files, executor) is executor.threads
         assert worth(files[:1], executor) is None
     assert main(["show", "clocks", str(traces), "--format", "json"]) == 0
     here = capsys.readouterr().out
@@ -100,7 +100,8 @@ def test_packed_files_count_as_what_they_hold(tmp_path: Path) -> None:
     with Processes() as executor:
         packed = [tmp_path / "b.json.gz", tmp_path / "b.json.gz"]
         assert worth(packed, executor) is executor
-        assert worth([tmp_path / "a.json", tmp_path / "b.json.gz"], executor) is None  # one would wait for the other
+        # one process would wait for the other
+        assert worth([tmp_path / "a.json", tmp_path / "b.json.gz"], executor) is executor.threads
 
 
 @pytest.mark.parametrize("damaged", [1, 2], ids=["one", "two"])

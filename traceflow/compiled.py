@@ -18,6 +18,7 @@ from functools import cache, cached_property
 from importlib.util import find_spec
 from operator import index
 from pathlib import Path
+from threading import RLock
 from types import CodeType, FunctionType
 from typing import Any, TypeAlias
 
@@ -31,6 +32,8 @@ _Types: TypeAlias = tuple[tuple[str, int], ...]
 _DIGEST_BYTES = 32
 _ELSEWHERE = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """What other versions of numba and llvmlite, and other machines, have in place of the machine code of a kernel."""
+
+_loading = RLock()  # of several threads that call a kernel first, one compiles it
 
 
 class Compiled:
@@ -59,7 +62,9 @@ class Compiled:
                 flat.append(bool(one) if is_bool else index(one))  # a fraction would be cut without a word
         types = tuple(kinds)
         if types not in self._loaded:
-            self._loaded[types] = _load(self, types)
+            with _loading:
+                if types not in self._loaded:
+                    self._loaded[types] = _load(self, types)
         code = self._loaded[types]
         return code(*flat) if code is not None else self.dispatcher(*arguments)
 

@@ -1,4 +1,4 @@
-"""Where the files of many ranks are read: in this process, in several, or wherever an executor puts the work."""
+"""Where the files of many ranks are read: in threads, in processes, or wherever an executor puts the work."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from traceflow.errors import TraceflowError
 
 if TYPE_CHECKING:
-    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
 T = TypeVar("T")
 
-# A process takes about a second to start and to load compiled code, in which time one core reads 100 MB or more of
-# JSON. Two cores gain from about 250 MB on; a margin keeps what is quick anyway in one process.
+# Processes take 0.3 s to start and to load compiled code, and have to hand over what they read: on two cores they read
+# 200 MB of JSON in 0.8 s, threads in 0.6 s. With more cores processes gain sooner, as threads take turns in Python.
 _WORTH_BYTES = 500_000_000
+_MOST_THREADS = 4  # half of reading is machine code, which they run at the same time, and half is Python, which waits
 _PACKED = {".gz": 12}  # how much longer JSON is than its gzip
 
 
@@ -36,17 +37,28 @@ class Processes(Executor):
         from concurrent.futures import ProcessPoolExecutor
         from multiprocessing import get_context
 
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        return ProcessPoolExecutor(cores, mp_context=get_context("spawn"), initializer=_uninterrupted)
+        return ProcessPoolExecutor(_cores(), mp_context=get_context("spawn"), initializer=_uninterrupted)
+
+    @cached_property
+    def threads(self) -> ThreadPoolExecutor:
+        """Threads of this process, for what is too little for others."""
+        from concurrent.futures import ThreadPoolExecutor
+
+        return ThreadPoolExecutor(min(_cores(), _MOST_THREADS))
 
     def submit(self, function: Callable[..., T], /, *arguments: Any, **named: Any) -> Future[T]:
         """Let one of the processes do a task."""
         return self._pool.submit(function, *arguments, **named)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:  # noqa: FBT001, FBT002  # as executors have it
-        """End the processes, if there are any."""
-        if "_pool" in vars(self):
-            self._pool.shutdown(wait, cancel_futures=cancel_futures)
+        """End the processes and threads, if there are any."""
+        for name in ("_pool", "threads"):
+            if name in vars(self):
+                vars(self)[name].shutdown(wait, cancel_futures=cancel_futures)
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _uninterrupted() -> None:
@@ -55,16 +67,21 @@ def _uninterrupted() -> None:
 
 
 def worth(files: Sequence[Path], executor: Executor | None) -> Executor | None:
-    """The executor for reading some files; None where this process has read them before others have started.
+    """The executor for reading some files; threads where this process has read them before others have started.
 
     Args:
         files: Files that exist, one task each.
         executor: Whose tasks they may be. Only `Processes` are ever passed over: another was chosen by the user.
+
+    Returns:
+        None for a single file.
     """
     if not isinstance(executor, Processes):
         return executor
+    if len(files) < 2:
+        return None
     sizes = [file.stat().st_size * _PACKED.get(file.suffix, 1) for file in files]
-    return executor if len(files) > 1 and sum(sizes) - max(sizes) >= _WORTH_BYTES // 2 else None
+    return executor if sum(sizes) - max(sizes) >= _WORTH_BYTES // 2 else executor.threads
 
 
 def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], executor: Executor | None = None) -> list[T]:
