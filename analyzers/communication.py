@@ -358,16 +358,14 @@ def _shares(
 ) -> tuple[Share, ...]:
     if attributed is None:
         return ()
-    keys = [(call.dimension, call.purpose) for call in attributed.calls]
-    return shares(trace, graph, rows_by_share(keys, rows), compute, replays=replays)
+    return shares(trace, graph, rows_by_share(attributed.calls, rows), compute, replays=replays)
 
 
 def _overlaps(trace: Trace, graph: DependencyGraph, rows: Int64, attributed: Attribution | None) -> tuple[Overlap, ...]:
     if attributed is None:
         return ()
-    purposes = [(call.purpose, call.phase) for call in attributed.calls]
     computing = _slices_of(trace, graph, (SliceKind.COMPUTE,))
-    return overlaps(trace, graph, computing, attributed.passes, purposes, rows)
+    return overlaps(trace, graph, computing, attributed.passes, attributed.calls, rows)
 
 
 def _unattributed(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from traceflow.analyzers.attribution.calls import Call, Surroundings, calls_of, replicated
 from traceflow.analyzers.attribution.dimensions import described, is_expert
 from traceflow.analyzers.attribution.expectations import Expectations, expectations
-from traceflow.analyzers.attribution.judging import NOTHING, Judgement, axes_of, judge, names_of
+from traceflow.analyzers.attribution.judging import NOTHING, Answers, Judgement, axes_of, judge, names_of
 from traceflow.analyzers.attribution.overlap import Passes, passes
 from traceflow.analyzers.attribution.purposes import (
     GRADIENTS,
@@ -22,7 +24,7 @@ from traceflow.analyzers.attribution.purposes import (
 )
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.program.module import Programs
-from traceflow.trace.model import ABSENT, Trace
+from traceflow.trace.model import ABSENT, Int32, Trace
 
 if TYPE_CHECKING:
     from traceflow.intent.mesh import Mesh
@@ -34,7 +36,7 @@ __all__ = ["UNKNOWN", "Attributed", "Attribution", "Kind", "Phase", "Purpose", "
 
 @dataclass(frozen=True, slots=True)
 class Attributed:
-    """One communication call: along which dimension, what for, and what tells."""
+    """Communication calls: along which dimension, what for, and what tells."""
 
     call: Call
     dimension: str  # axes joined by x, `unknown` where nothing tells
@@ -49,7 +51,10 @@ class Attributed:
 
 @dataclass(frozen=True, slots=True)
 class Attribution:
-    """One entry per row of `Trace.communications`, and what kinds of computation the events of the trace are."""
+    """One entry per row of `Trace.communications`, and what kinds of computation the events of the trace are.
+
+    Rows for which everything is the same share one entry.
+    """
 
     calls: tuple[Attributed, ...]
     passes: Passes
@@ -91,36 +96,35 @@ def attribution(
     """
     expected = expectations(plan, routing, meshes or {})
     around = Surroundings(trace, found, programs or {})
-    calls = calls_of(around)
-    judged = _agreed(calls, judge(calls, expected), found)
-    dimensions = _dimensions(calls, judged, expected, copies=replicated(trace))
-    return Attribution(
-        tuple(
-            Attributed(call, dimension, one.purpose, one.because)
-            for call, one, dimension in zip(calls, judged, dimensions, strict=True)
-        ),
-        passes(around),
-    )
+    answers = judge(calls_of(around), expected)
+    _agree(answers, found.matches.instance)
+    dimensions = _dimensions(answers, expected, copies=replicated(trace))
+    each = {
+        place: Attributed(answers.calls.each[call], dimensions[place], judged.purpose, judged.because)
+        for place, (call, judged) in enumerate(answers.each)
+        if place in dimensions
+    }
+    return Attribution(tuple(each[place] for place in answers.of.tolist()), passes(around))
 
 
-def _agreed(calls: Sequence[Call], judged: Sequence[Judgement], found: Dependencies) -> list[Judgement]:
+def _agree(answers: Answers, instance: Int32) -> None:
     """One purpose for all calls of a collective: what some know is so for those that do not."""
+    purposes = [judged.purpose for _, judged in answers.each]
+    purpose = np.array([purposes.index(one) for one in purposes] or [ABSENT])[answers.of]
+    some = np.full(int(instance.max(initial=ABSENT)) + 1, ABSENT)
+    some[instance[instance >= 0]] = purpose[instance >= 0]
+    differs = (instance >= 0) & (some[instance] != purpose) if len(some) else np.zeros(len(instance), bool)
     together: dict[int, list[int]] = {}
-    for call in calls:
-        if (instance := int(found.matches.instance[call.row])) != ABSENT:
-            together.setdefault(instance, []).append(call.row)
-    agreed = list(judged)
+    for row in np.flatnonzero(np.isin(instance, instance[differs])).tolist():
+        together.setdefault(int(instance[row]), []).append(row)
     for rows in together.values():
-        known = {judged[row].purpose: judged[row] for row in rows if judged[row].purpose is not Purpose.UNKNOWN}
-        if len(known) == 1:
-            one = next(iter(known.values()))
-            for row in rows:
-                agreed[row] = judged[row] if judged[row].purpose is one.purpose else one
-        elif known:
-            conflict = Judgement(Purpose.UNKNOWN, "its participants disagree: " + ", ".join(sorted(known)))
-            for row in rows:
-                agreed[row] = conflict
-    return agreed
+        known = {(one := answers.judged(row)).purpose: one for row in rows}
+        known.pop(Purpose.UNKNOWN, None)
+        conflict = Judgement(Purpose.UNKNOWN, "its participants disagree: " + ", ".join(sorted(known)))
+        one = next(iter(known.values())) if len(known) == 1 else conflict
+        for row in rows:
+            if len(known) > 1 or answers.judged(row).purpose is not one.purpose:
+                answers.change(row, one)
 
 
 _BY_DEFINITION: Mapping[Purpose, str] = {
@@ -140,29 +144,26 @@ _BY_DEFINITION: Mapping[Purpose, str] = {
 _OF_COPIES = GRADIENTS | {Purpose.PARAMETER_GATHER}
 
 
-def _dimensions(
-    calls: Sequence[Call],
-    judged: Sequence[Judgement],
-    expected: Expectations,
-    *,
-    copies: bool,
-) -> list[str]:
+def _dimensions(answers: Answers, expected: Expectations, *, copies: bool) -> dict[int, str]:
+    """Along which dimension the calls of each answer work, that is given, by its place."""
     known: dict[object, str | None] = {}  # calls in which none of this differs are asked about once
-    told = []
-    for call, one in zip(calls, judged, strict=True):
+    told: dict[int, str | None] = {}
+    learned: dict[frozenset[int], str] = {}
+    for place in answers.given():
+        call, one = answers.calls.each[answers.each[place][0]], answers.each[place][1]
         key = id(call.group), call.program, call.kind, one.purpose, one.because
         if key not in known:
             known[key] = _named(call, one, expected) or _by_definition(call, one, expected, copies=copies)
-        told.append(known[key])
-    learned = {
-        call.members: name
-        for name, call, one in zip(told, calls, judged, strict=True)
-        if name and one.purpose in _OF_COPIES and call.members and not is_expert(name)
-    }
-    return [
-        name or (learned.get(call.members) if one.purpose not in OF_EXPERTS else None) or UNKNOWN
-        for name, call, one in zip(told, calls, judged, strict=True)
-    ]
+        told[place] = name = known[key]
+        if name and one.purpose in _OF_COPIES and call.members and not is_expert(name):
+            learned[call.members] = name
+    return {place: name or _learned(answers, place, learned) or UNKNOWN for place, name in told.items()}
+
+
+def _learned(answers: Answers, place: int, learned: Mapping[frozenset[int], str]) -> str | None:
+    """What other calls tell of the group."""
+    call, one = answers.each[place]
+    return None if one.purpose in OF_EXPERTS else learned.get(answers.calls.each[call].members)
 
 
 def _named(call: Call, judged: Judgement, expected: Expectations) -> str | None:

@@ -7,18 +7,18 @@ operation by the kernel of another. Of operators, only the operation is taken.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceflow.analyzers.attribution.purposes import Kind, Phase, kind_of_operation
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.matching import numbers_of
 from traceflow.analyzers.window import NO_STEP, step_of_events
 from traceflow.program.module import HloModule, Programs
-from traceflow.trace.model import ABSENT, Bool, Group, Int64, LaneKind, Trace
+from traceflow.trace.model import ABSENT, Bool, Group, Int64, LaneKind, Rows, Trace
 from traceflow.trace.model import Kind as EventKind
 
 if TYPE_CHECKING:
@@ -30,21 +30,20 @@ _ACCUMULATES = re.compile(r"^(?:autograd::engine::evaluate_function: )?torch::au
 _UPDATES = re.compile(r"^Optimizer\.step#")
 OPERATOR = re.compile(r"^(?:c10d|nccl|_c10d_functional):{1,2}(\w+)")
 _NO_SCOPE = re.compile(r"\.py\(\d+\): |^<built-in |^traceflow\.|^(?:aten|c10d|nccl|autograd|torch|_c10d_functional):")
+_BY_TIME = (None, Phase.FORWARD, Phase.UPDATE)
 _REPLICATED = re.compile(r"^(?:DistributedDataParallel\.forward$|FSDP::|FullyShardedDataParallel\.)")
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One row of `Trace.communications` with what is around it."""
+    """What is around a communication call. All rows of `Trace.communications` in which none of it differs share one."""
 
-    row: int
     participant: tuple[int, int]  # rank and device, ABSENT on the host
     kind: Kind
     group: Group | None
     payload_bytes: int | None
     in_splits: tuple[int, ...]
     out_splits: tuple[int, ...]
-    issued_ns: int
     step: int
     phase: Phase | None
     scopes: tuple[str, ...]  # annotations around it, the innermost first
@@ -59,6 +58,15 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Calls:
+    """All communication calls of a trace."""
+
+    each: tuple[Call, ...]  # those that differ, in the order of their last rows
+    of: Int64  # per row of `Trace.communications`, which of them it is
+    issued_ns: Int64  # per row
+
+
+@dataclass(frozen=True, slots=True)
 class _Said:
     """What the names of events around a call say of it."""
 
@@ -66,14 +74,6 @@ class _Said:
     phase: Phase | None
     scopes: tuple[str, ...]
     hooked: bool
-
-
-class Issued(NamedTuple):
-    """What issued a call."""
-
-    rank: int
-    step: int
-    start_ns: int
 
 
 class Surroundings:
@@ -115,41 +115,58 @@ class Surroundings:
         return issuer
 
     @cached_property
-    def instruction(self) -> Mapping[int, tuple[int, int]]:
-        """Program and instruction of each communication event that executes one."""
-        hlo = self.trace.hlo
-        chosen = np.flatnonzero((hlo.instruction != ABSENT) & np.isin(hlo.event, self.trace.communications.event))
-        columns = (column[chosen].tolist() for column in (hlo.event, hlo.program, hlo.instruction))
-        return {event: (program, row) for event, program, row in zip(*columns, strict=True) if program in self.programs}
+    def instruction(self) -> tuple[Int64, Int64]:
+        """Program and instruction that each communication call executes, ABSENT where it executes none."""
+        hlo, at = self.trace.hlo, np.full(len(self.trace.events), ABSENT)
+        known = np.flatnonzero((hlo.instruction != ABSENT) & np.isin(hlo.program, list(self.programs)))
+        at[hlo.event[known]] = np.arange(len(known))
+        at = at[self.trace.communications.event]
+        program, row = (np.append(column[known], ABSENT)[at] for column in (hlo.program, hlo.instruction))
+        return program, row
 
     @cached_property
-    def backward_span(self) -> Mapping[tuple[int, int], tuple[int, int]]:
-        """When the engine's work of each rank and step began and ended."""
+    def issued_by(self) -> Int64:
+        """The event that issued each communication call; its own where an instruction did."""
+        own = self.trace.communications.event
+        return np.where(self.instruction[1] != ABSENT, own, self.issuer[own])
+
+    @cached_property
+    def _engine(self) -> tuple[Int64, Int64, Int64]:
+        """Ranks, steps, and when the engine's work in each rank and step ended, NO_STEP where it did none."""
         e, trace = self.trace.events, self.trace
         named = np.array([text.startswith(_BACKWARD) for text in trace.strings] or [False])
-        rows = np.flatnonzero(named[e.name] & (self.step != NO_STEP))
-        steps = np.unique(trace.marks.step)
-        key = trace.lanes.rank[e.lane[rows]].astype(np.int64) * len(steps) + np.searchsorted(steps, self.step[rows])
-        keys = np.unique(key)
-        which = np.searchsorted(keys, key)
-        first, last = np.full(len(keys), np.iinfo(np.int64).max), np.zeros(len(keys), np.int64)
-        np.minimum.at(first, which, e.start_ns[rows])
-        np.maximum.at(last, which, e.end_ns[rows])
-        of = zip((keys // max(len(steps), 1)).tolist(), steps[keys % max(len(steps), 1)].tolist(), strict=True)
-        return dict(zip(of, zip(first.tolist(), last.tolist(), strict=True), strict=True))
+        rows = np.flatnonzero(named[e.name])
+        rows = rows[self.step[rows] != NO_STEP]
+        ranks, at_rank = np.unique(trace.lanes.rank[e.lane[rows]], return_inverse=True)
+        steps, at_step = np.unique(self.step[rows], return_inverse=True)
+        ends_ns = np.full((len(ranks) + 1, len(steps) + 1), NO_STEP)  # the last ones stand for all others
+        np.maximum.at(ends_ns, (at_rank, at_step), e.end_ns[rows])
+        return ranks, steps, ends_ns
+
+    def engine_end_ns(self, event: Rows) -> Int64:
+        """When the last work of the autograd engine in the rank and step of some events ended, NO_STEP without any."""
+        ranks, steps, ends_ns = self._engine
+        of = self.trace.lanes.rank[self.trace.events.lane[event]], self.step[event]
+        ended_ns: Int64 = ends_ns[_place(ranks, of[0]), _place(steps, of[1])]
+        return ended_ns
 
     @cached_property
-    def names(self) -> list[tuple[str, ...]]:
-        """Per communication call, the names of the host events around what issued it, the innermost first."""
-        event, strings = self.trace.communications.event, self.trace.strings
-        at = self.issuer[event]
-        at, levels = np.where(at == event, self.around[at], at), []
+    def by_time(self) -> Int64:
+        """The pass that issued each communication call, by when that was in its step, as its place in `_BY_TIME`."""
+        ended_ns = self.engine_end_ns(self.issued_by)
+        late = self.trace.events.start_ns[self.issued_by] >= ended_ns
+        return np.where(ended_ns == NO_STEP, 0, np.where(late, 2, 1))
+
+    @cached_property
+    def names(self) -> list[Int64]:
+        """Per communication call, the name of the event that issued it, of the host event around that, and so on."""
+        event, around = self.trace.communications.event, self.around
+        at = np.where(self.issued_by == event, around[event], self.issued_by)
+        at, levels = np.where(self.instruction[1] != ABSENT, ABSENT, at), []
         while (at >= 0).any():
             levels.append(np.where(at >= 0, self.trace.events.name[at], ABSENT))
-            at = np.where(at >= 0, self.around[at], ABSENT)
-        codes = list(zip(*(level.tolist() for level in levels), strict=True)) or [()] * len(event)
-        spelled = {own: tuple(strings[code] for code in own if code != ABSENT) for own in set(codes)}
-        return [spelled[own] for own in codes]
+            at = np.where(at >= 0, around[at], ABSENT)
+        return levels
 
     def of_instruction(self, program: int, row: int) -> tuple[Phase | None, tuple[str, ...]]:
         """Pass and scopes of an instruction, by the name of the operation that it comes from."""
@@ -173,8 +190,9 @@ class Surroundings:
             )
         return self._arguments[program, row]
 
-    def said_by(self, names: tuple[str, ...]) -> _Said:
-        """What the names around calls say; most calls share theirs with many."""
+    def said_by(self, row: int) -> _Said:
+        """What the names around a communication call say; most calls share theirs with many."""
+        names = tuple(self.trace.strings[level[row]] for level in self.names if level[row] != ABSENT)
         if names not in self._said:
             self._said[names] = _said_by(names)
         return self._said[names]
@@ -185,24 +203,11 @@ class Surroundings:
             self._numbers[code] = tuple(map(int, re.findall(r"\d+", self.trace.strings[code])))
         return self._numbers[code]
 
-    def phase_of(self, issued: Issued, said: _Said) -> Phase | None:
-        """The pass that issued something: by what is around it, else by when it was in its step."""
-        if said.phase is not None:
-            return said.phase
-        span = self.backward_span.get((issued.rank, issued.step))
-        if span is None:
-            return None
-        return Phase.UPDATE if issued.start_ns >= span[1] else Phase.FORWARD
 
-    @cached_property
-    def issued(self) -> list[Issued]:
-        """Per communication call, what issued it; its own event where an instruction did."""
-        e, own = self.trace.events, self.trace.communications.event
-        issuer = self.issuer[own]
-        by_instruction = np.isin(own, list(self.instruction)) if self.instruction else np.zeros(len(own), bool)
-        issuer = np.where(by_instruction, own, issuer)
-        columns = self.trace.lanes.rank[e.lane[issuer]], self.step[issuer], e.start_ns[issuer]
-        return list(map(Issued, *(column.tolist() for column in columns)))
+def _place(known: Rows, wanted: Rows) -> Int64:
+    """Where each wanted number is among known ones, which ascend; behind all of them where it is not."""
+    place = np.searchsorted(known, wanted)
+    return np.where(np.append(known, 0)[place] == wanted, place, len(known))
 
 
 def _said_by(names: tuple[str, ...]) -> _Said:
@@ -242,14 +247,20 @@ def phase_and_scopes(operation_name: str) -> tuple[Phase | None, tuple[str, ...]
     return (Phase.FORWARD if "jvp(" in operation_name else None), scopes
 
 
-def calls_of(around: Surroundings) -> list[Call]:
-    """Every communication call of a trace, by row."""
-    c, e, lanes = around.trace.communications, around.trace.events, around.trace.lanes
+def calls_of(around: Surroundings) -> Calls:
+    """The communication calls of a trace; what is around equal ones is looked at once."""
+    trace, issuer = around.trace, around.issued_by
+    c, e, lanes = trace.communications, trace.events, trace.lanes
     lane = e.lane[c.event]
-    participants = zip(lanes.rank[lane].tolist(), lanes.device[lane].tolist(), strict=True)
-    columns = c.event, c.operation, c.group, c.payload_bytes, c.in_splits, c.out_splits
-    rows = zip(*(column.tolist() for column in columns), strict=True)
-    return [_call(around, row, *both) for row, both in enumerate(zip(participants, rows, strict=True))]
+    names = [e.name[c.event]] if trace.format == "operations" else around.names
+    what = c.operation, c.group, c.payload_bytes, c.in_splits, c.out_splits
+    who = lanes.rank[lane], lanes.device[lane], around.step[issuer], around.by_time
+    number = numbers_of(np.column_stack((*who, *what, *around.instruction, *names)))
+    last = np.empty(int(number.max(initial=-1)) + 1, np.int64)
+    last[number] = np.arange(len(number))  # the last one written stays
+    order = np.argsort(last)
+    each = tuple(_call(around, row) for row in last[order].tolist())
+    return Calls(each, np.argsort(order)[number], e.start_ns[issuer])
 
 
 def replicated(trace: Trace) -> bool:
@@ -257,36 +268,33 @@ def replicated(trace: Trace) -> bool:
     return any(_REPLICATED.match(text) for text in trace.strings)
 
 
-def _call(
-    around: Surroundings, row: int, participant: tuple[int, int], told: tuple[int, int, int, int, int, int]
-) -> Call:
-    """One row of `Trace.communications`: event, operation, group, payload and both splits."""
-    trace = around.trace
-    event, operation, group, payload_bytes, in_splits, out_splits = told
-    kind = kind_of_operation(trace.strings[operation])
-    issued, program, hooked, of_argument = around.issued[row], None, False, False
-    if instruction := around.instruction.get(event):
-        program = instruction[0]
-        phase, scopes = around.of_instruction(*instruction)
-        of_argument = kind is Kind.ALL_GATHER and around.takes_argument(*instruction)
+def _call(around: Surroundings, row: int) -> Call:
+    """What is around one row of `Trace.communications`."""
+    trace, c = around.trace, around.trace.communications
+    event, group, payload_bytes = int(c.event[row]), int(c.group[row]), int(c.payload_bytes[row])
+    kind, hooked, of_argument = kind_of_operation(trace.strings[c.operation[row]]), False, False
+    program, instruction = (int(column[row]) for column in around.instruction)
+    if instruction != ABSENT:
+        phase, scopes = around.of_instruction(program, instruction)
+        of_argument = kind is Kind.ALL_GATHER and around.takes_argument(program, instruction)
     else:
-        said = around.said_by(around.names[row])
-        kind, phase, scopes, hooked = said.kind or kind, around.phase_of(issued, said), said.scopes, said.hooked
+        said = around.said_by(row)
+        kind, phase, scopes, hooked = said.kind or kind, said.phase, said.scopes, said.hooked
+        phase = phase or _BY_TIME[around.by_time[row]]
         if trace.format == "operations":  # the types of a table are what its author says of them
             scopes = (trace.strings[trace.events.name[event]],)
+    lane = trace.events.lane[event]
     return Call(
-        row=row,
-        participant=participant,
+        participant=(int(trace.lanes.rank[lane]), int(trace.lanes.device[lane])),
         kind=kind,
         group=trace.groups[group] if group != ABSENT else None,
         payload_bytes=payload_bytes if payload_bytes != ABSENT else None,
-        in_splits=around.numbers(in_splits),
-        out_splits=around.numbers(out_splits),
-        issued_ns=issued.start_ns,
-        step=issued.step,
+        in_splits=around.numbers(int(c.in_splits[row])),
+        out_splits=around.numbers(int(c.out_splits[row])),
+        step=int(around.step[around.issued_by[row]]),
         phase=phase,
         scopes=scopes,
         hooked=hooked,
-        program=program,
+        program=program if instruction != ABSENT else None,
         of_argument=of_argument,
     )

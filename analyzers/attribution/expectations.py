@@ -95,7 +95,7 @@ def expectations(plan: Plan | None, routing: Routing | None, meshes: Mapping[int
     return Expectations(
         grids=grids,
         payloads=plan.payload if plan else (),
-        exchanges=_exchanges(layers),
+        exchanges=_exchanges(layers) if layers else {},
         statistics_bytes=frozenset(
             number * item * count for number in experts for item in _COUNT_BYTES for count in (1, 2)
         ),

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
-from traceflow.analyzers.attribution.calls import Call
+import numpy as np
+
+from traceflow.analyzers.attribution.calls import Call, Calls
 from traceflow.analyzers.attribution.dimensions import described, meant_by, on_mesh
 from traceflow.analyzers.attribution.expectations import Expectations
 from traceflow.analyzers.attribution.purposes import TOKENS, Kind, Phase, Purpose
-from traceflow.trace.model import Group
+from traceflow.trace.model import ABSENT, Group
 
 NOTHING = "neither annotations, nor its group, nor its payload tell"
 _SCALARS_BYTES = 16
@@ -202,19 +204,55 @@ def _by_dimension(call: Call, _: Expectations, names: frozenset[str]) -> Judgeme
 _RULES: tuple[Rule, ...] = (_by_library, _by_scope, _by_record, _by_hook, _by_size, _by_plan, _by_dimension)
 
 
-def judge(calls: Sequence[Call], expected: Expectations) -> list[Judgement]:
-    """The purpose of each call, in their order."""
-    last = {call.group: call for call in calls}
-    names = {group: names_of(call, expected) for group, call in last.items()}
-    judged = _judged(calls, expected, names)
-    judged = _with_pairs(calls, judged)
-    judged = _with_exchanges(calls, judged)
-    judged = _with_directions(calls, judged)
-    experts = expected.grids.expert is not None or any(one.purpose in TOKENS for one in judged)
-    return [
-        _refined(call, one, expected, names[call.group], experts=experts)
-        for call, one in zip(calls, judged, strict=True)
-    ]
+class Answers:
+    """What communication calls are for, row by row of `Trace.communications`; each different answer is there once."""
+
+    def __init__(self, calls: Calls, judged: Sequence[Judgement]) -> None:
+        self.calls, self.of = calls, calls.of.copy()
+        self.replace(list(enumerate(judged)))
+
+    def replace(self, each: list[tuple[int, Judgement]]) -> None:
+        """Give other answers in the places of these: which call, and what it is for."""
+        self.each, self._known = each, {answer: place for place, answer in enumerate(each)}
+
+    def change(self, row: int, judgement: Judgement) -> None:
+        """Give one row another answer."""
+        answer = int(self.calls.of[row]), judgement
+        if answer not in self._known:
+            self._known[answer] = len(self.each)
+            self.each.append(answer)
+        self.of[row] = self._known[answer]
+
+    def judged(self, row: int) -> Judgement:
+        """What one row is for."""
+        return self.each[int(self.of[row])][1]
+
+    def given(self) -> list[int]:
+        """The answers that are those of some row, in the order of their last rows."""
+        last = np.full(len(self.each), ABSENT)
+        last[self.of] = np.arange(len(self.of))  # the last one written stays
+        order = np.argsort(last)
+        given: list[int] = order[last[order] >= 0].tolist()
+        return given
+
+    def rows(self, wanted: Callable[[Call, Judgement], bool]) -> list[int]:
+        """The rows whose call and answer are wanted."""
+        chosen = [wanted(self.calls.each[call], judged) for call, judged in self.each]
+        return np.flatnonzero(np.array(chosen or [False])[self.of]).tolist()
+
+
+def judge(calls: Calls, expected: Expectations) -> Answers:
+    """What every call is for."""
+    last = {call.group: call for call in calls.each}
+    named = {group: names_of(call, expected) for group, call in last.items()}
+    answers = Answers(calls, _with_pairs(calls.each, _judged(calls.each, expected, named)))
+    _tell_exchanges(answers)
+    _tell_directions(answers)
+    given = [answers.each[place] for place in answers.given()]
+    experts = expected.grids.expert is not None or any(judged.purpose in TOKENS for _, judged in given)
+    each = ((at, calls.each[at], judged) for at, judged in answers.each)
+    answers.replace([(at, _refined(call, one, expected, named[call.group], experts=experts)) for at, call, one in each])
+    return answers
 
 
 def _judged(
@@ -273,51 +311,46 @@ def _with_pairs(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judg
     return known
 
 
-def _with_exchanges(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
+def _tell_exchanges(answers: Answers) -> None:
     """Rows that go in unequal parts and come home in the same pass, with the splits exchanged, are tokens."""
-    known = list(judged)
-    for places in _sequences(calls, lambda place: calls[place].kind is Kind.ALL_TO_ALL):
-        splits = [(calls[place].in_splits, calls[place].out_splits) for place in places]
-        for place, (there, back) in zip(places, splits, strict=True):
+    tokens = Judgement(Purpose.DISPATCH, "splits that are exchanged within one pass", undirected=True)
+    for calls in _sequences(answers, lambda call, _: call.kind is Kind.ALL_TO_ALL):
+        splits = [(call.in_splits, call.out_splits) for _, call in calls]
+        for (row, _), (there, back) in zip(calls, splits, strict=True):
             paired = bool(there) and len(set(there)) > 1 and there != back and (back, there) in splits
-            if judged[place].purpose is Purpose.UNKNOWN and paired:
-                known[place] = Judgement(Purpose.DISPATCH, "splits that are exchanged within one pass", undirected=True)
-    return known
+            if answers.judged(row).purpose is Purpose.UNKNOWN and paired:
+                answers.change(row, tokens)
 
 
-def _with_directions(calls: Sequence[Call], judged: Sequence[Judgement]) -> list[Judgement]:
+def _tell_directions(answers: Answers) -> None:
     """Tell there from home, in exchanges of which splits do not: they take turns, and the way there comes first.
 
     Backward, what comes first is the way of the results. What is narrower than a row travels with the way there.
     """
-    known = list(judged)
-    for places in _sequences(calls, lambda place: judged[place].undirected):
-        widths = [_width(calls[place]) for place in places]
-        rows = [place for place, width in zip(places, widths, strict=True) if width == max(widths)]
+    for calls in _sequences(answers, lambda _, judged: judged.undirected):
+        widths = [_width(call) for _, call in calls]
+        whole = [of for of, width in zip(calls, widths, strict=True) if width == max(widths)]
         turns = [Purpose.DISPATCH, Purpose.COMBINE]
-        if calls[places[0]].phase is Phase.BACKWARD:
+        if calls[0][1].phase is Phase.BACKWARD:
             turns.reverse()
-        consistent = len(rows) % 2 == 0 and all(
-            _home(calls[a], calls[b]) for a, b in zip(rows[::2], rows[1::2], strict=True)
+        consistent = len(whole) % 2 == 0 and all(
+            _home(there, back) for (_, there), (_, back) in zip(whole[::2], whole[1::2], strict=True)
         )
-        for place in places:
-            turn = turns[rows.index(place) % 2] if place in rows else Purpose.DISPATCH
-            because = judged[place].because
-            known[place] = (
-                Judgement(turn, f"{because}, by turns")
-                if consistent
-                else Judgement(Purpose.UNKNOWN, f"{because}, but no turns")
-            )
-    return known
+        turn = {row: turns[place % 2] for place, (row, _) in enumerate(whole)}
+        for row, _ in calls:
+            because = answers.judged(row).because
+            told = Judgement(turn.get(row, Purpose.DISPATCH), f"{because}, by turns")
+            answers.change(row, told if consistent else Judgement(Purpose.UNKNOWN, f"{because}, but no turns"))
 
 
-def _sequences(calls: Sequence[Call], wanted: Callable[[int], bool]) -> Iterator[list[int]]:
-    """Calls of one participant and group in one pass of one step, in the order in which they were issued."""
-    found: dict[object, list[int]] = {}
-    for place, call in enumerate(calls):
-        if wanted(place) and call.phase in _PASSES:
-            found.setdefault((call.participant, call.members, call.step, call.phase), []).append(place)
-    yield from (sorted(places, key=lambda place: calls[place].issued_ns) for places in found.values())
+def _sequences(answers: Answers, wanted: Callable[[Call, Judgement], bool]) -> Iterator[list[tuple[int, Call]]]:
+    """Calls of one participant and group in one pass of one step, with their rows, as they were issued."""
+    found: dict[object, list[tuple[int, Call]]] = {}
+    for row in answers.rows(lambda call, judged: call.phase in _PASSES and wanted(call, judged)):
+        call = answers.calls.each[answers.calls.of[row]]
+        found.setdefault((call.participant, call.members, call.step, call.phase), []).append((row, call))
+    issued_ns = answers.calls.issued_ns
+    yield from (sorted(calls, key=lambda call: issued_ns[call[0]]) for calls in found.values())
 
 
 def _width(call: Call) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from traceflow.graph import DependencyGraph
 from traceflow.intervals import union
 from traceflow.result import Json
 from traceflow.trace.model import Bool, Int64, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.attribution import Attributed
 
 _SHARED = re.compile(r"shared_?expert", re.IGNORECASE)
 _LEAST_SHARE = 0.02  # of the calls that may be hidden: less comes about by chance
@@ -108,19 +112,12 @@ def _inside(around: Surroundings, wanted: Bool) -> Bool:
 
 def _before_end(around: Surroundings) -> Bool:
     """Events issued in a step before its last work of the autograd engine ended."""
-    e, issuer = around.trace.events, around.issuer
-    rank, step = around.trace.lanes.rank[e.lane[issuer]], around.step[issuer]
-    spans = around.backward_span
-    if not spans:
-        return np.zeros(len(e), bool)
-    of_rank, of_step = np.array(list(spans)).T
-    ranks, steps = np.unique(of_rank), np.unique(of_step)
-    ends_ns = np.full((len(ranks), len(steps)), np.iinfo(np.int64).min)
-    ends_ns[np.searchsorted(ranks, of_rank), np.searchsorted(steps, of_step)] = [end_ns for _, end_ns in spans.values()]
-    at_rank = np.minimum(np.searchsorted(ranks, rank), len(ranks) - 1)
-    at_step = np.minimum(np.searchsorted(steps, step), len(steps) - 1)
-    known = (ranks[at_rank] == rank) & (steps[at_step] == step)
-    before: Bool = known & (e.start_ns[issuer] < ends_ns[at_rank, at_step])
+    e, step = around.trace.events, around.step
+    changes = np.ones(len(e), bool)  # events of one lane and step follow one another
+    changes[1:] = (e.lane[1:] != e.lane[:-1]) | (step[1:] != step[:-1])
+    first = np.flatnonzero(changes)
+    ended_ns = np.repeat(around.engine_end_ns(first), np.diff(np.append(first, len(e))))
+    before: Bool = (e.start_ns < ended_ns)[around.issuer]
     return before
 
 
@@ -129,7 +126,7 @@ def overlaps(
     graph: DependencyGraph,
     computing: Mapping[Participant, Bool],
     of: Passes,
-    purposes: Sequence[tuple[Purpose, Phase | None]],
+    calls: Sequence[Attributed],
     rows: Int64,
 ) -> tuple[Overlap, ...]:
     """The kinds of overlap that were seen in a window, in the order in which they are named.
@@ -139,12 +136,12 @@ def overlaps(
         graph: The dependencies of the window.
         computing: Slices in which each participant computes.
         of: What kinds of computation there are.
-        purposes: Purpose and pass of each row of `Trace.communications`.
+        calls: What each row of `Trace.communications` is for.
         rows: The rows that overlap the window.
     """
     found: dict[str, list[Overlap]] = {}
     for kind, hidden, phases, behind in _KINDS:
-        own = np.array([r for r in rows.tolist() if purposes[r][0] in hidden and purposes[r][1] in phases], np.int64)
+        own = np.array([r for r in rows.tolist() if calls[r].purpose in hidden and calls[r].phase in phases], np.int64)
         found.setdefault(kind, []).extend(_seen(trace, graph, computing, behind(of) & ~of.issues, kind, own))
     return tuple(
         Overlap(kind, *(sum(getattr(one, name) for one in parts) for name in ("calls", "busy_ns", "overlapped_ns")))

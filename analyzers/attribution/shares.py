@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
@@ -13,6 +13,9 @@ from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
 from traceflow.intervals import Intervals, union
 from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.attribution import Attributed
 
 Participant: TypeAlias = tuple[int, int | None]
 Computing: TypeAlias = Mapping[Participant, Intervals]
@@ -119,9 +122,9 @@ def _removable(trace: Trace, graph: DependencyGraph, events: Int64) -> tuple[int
     return graph.end_ns - ends[0], graph.end_ns - ends[1]
 
 
-def rows_by_share(keys: Sequence[tuple[str, Purpose]], rows: Int64) -> dict[tuple[str, Purpose], Int64]:
+def rows_by_share(calls: Sequence[Attributed], rows: Int64) -> dict[tuple[str, Purpose], Int64]:
     """The given rows by their dimension and purpose."""
     found: dict[tuple[str, Purpose], list[int]] = {}
     for row in rows.tolist():
-        found.setdefault(keys[row], []).append(row)
+        found.setdefault((calls[row].dimension, calls[row].purpose), []).append(row)
     return {key: np.array(own, np.int64) for key, own in found.items()}
