@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from traceflow.analyzers.dependencies import Dependencies
+from traceflow.analyzers.matching import numbers_of
 from traceflow.errors import TraceflowError
-from traceflow.graph import NO_EVENT, DependencyGraph, window
-from traceflow.trace.model import ABSENT, Bool, Int64, Marks, Trace
+from traceflow.graph import DependencyGraph, window
+from traceflow.trace.model import ABSENT, Int64, Marks, Rows, Trace
 
 NO_STEP = np.iinfo(np.int64).min
 _OCCURRENCE = re.compile(r"(.+)#(\d{1,18})$", re.DOTALL)
@@ -52,7 +53,7 @@ def in_window(trace: Trace, found: Dependencies, step: int | None) -> tuple[Wind
         known = ", ".join(str(s) for s in np.unique(marks.step)[:20]) or "none"
         raise TraceflowError("TF111", f"no step {step}", f"the trace marks these steps: {known}", "use one, or none")
     event = found.graph.slices.event
-    counted = (event != NO_EVENT) & np.append(step_of_events(trace, found) == step, False)[event]
+    counted = np.append(step_of_events(trace, found) == step, False)[event]  # a join is of no event, the last here
     if not counted.any():
         raise TraceflowError(
             "TF111", f"cannot explain step {step}", "no work lies between its marks", "choose another step"
@@ -111,40 +112,43 @@ def step_of_events(trace: Trace, found: Dependencies) -> Int64:
     Host events belong to the marks that they begin between, device work to what launched it, or, where that is
     unknown, to the marks that it begins between itself.
     """
-    e = trace.events
-    on_host = trace.lanes.device[e.lane] == ABSENT
-    begun = _marked(trace)
-    step = np.where(on_host, begun, NO_STEP)
-    called = found.launch_call >= 0
-    run_step, tied = _by_run(trace, step)
-    step = np.where(called, step[found.launch_call], np.where(tied, run_step, step))
-    return np.where(on_host | called | tied, step, begun)
+    begun, called = _marked(trace), np.flatnonzero(found.launch_call >= 0)
+    step = begun.copy()
+    tied, of_run = _by_run(trace, begun)
+    step[tied] = of_run
+    step[called] = begun[found.launch_call[called]]
+    return step
 
 
 def _marked(trace: Trace) -> Int64:
     """The step whose marks each event begins between on its rank; of nested marks, the inner."""
     e, marks = trace.events, trace.marks
-    rank, step = trace.lanes.rank[e.lane], np.full(len(e), NO_STEP, np.int64)
-    for of_rank in np.unique(marks.rank):
-        mine = np.flatnonzero(marks.rank == of_rank)
-        mine = mine[np.argsort(marks.start_ns[mine], kind="stable")]
-        rows = np.flatnonzero(rank == of_rank)
-        at = np.searchsorted(marks.start_ns[mine], e.start_ns[rows], side="right") - 1
-        inside = (at >= 0) & (e.start_ns[rows] < marks.end_ns[mine[at]])
-        step[rows[inside]] = marks.step[mine[at[inside]]]
-    return step
+    order = np.lexsort((marks.start_ns, marks.rank))
+    bounds = np.searchsorted(e.lane, np.arange(len(trace.lanes) + 1, dtype=e.lane.dtype))
+    steps = [np.empty(0, np.int64)]
+    for lane, rank in enumerate(trace.lanes.rank.tolist()):
+        mine = order[slice(*np.searchsorted(marks.rank[order], (rank, rank + 1)))]
+        until_ns = np.minimum(
+            marks.end_ns[mine], np.append(marks.start_ns[mine[1:]], np.iinfo(np.int64).max)[: len(mine)]
+        )
+        moments_ns = np.column_stack((marks.start_ns[mine], until_ns)).ravel()
+        begun_ns = e.start_ns[bounds[lane] : bounds[lane + 1]]
+        at = np.concatenate(([0], np.searchsorted(begun_ns, moments_ns), [len(begun_ns)]))
+        values = np.full(len(at) - 1, NO_STEP)
+        values[1::2] = marks.step[mine]
+        steps.append(np.repeat(values, np.diff(at)))
+    return np.concatenate(steps)
 
 
-def _by_run(trace: Trace, step: Int64) -> tuple[Int64, Bool]:
-    """For events of program executions: the step that launched them, and whether their launch is known."""
+def _by_run(trace: Trace, step: Int64) -> tuple[Rows, Int64]:
+    """Events of program executions whose launch is known, and the step that launched each."""
     launches, hlo = trace.launches, trace.hlo
     keys = np.column_stack((launches.program, launches.run, launches.rank))
     wanted = np.column_stack((hlo.program, hlo.run, trace.lanes.rank[trace.events.lane[hlo.event]]))
-    code = np.unique(np.concatenate((keys, wanted)), axis=0, return_inverse=True)[1].ravel()
+    code = numbers_of(np.concatenate((keys, wanted)))
     of_run = np.full(int(code.max(initial=-1)) + 1, NO_STEP, np.int64)
     known = np.zeros(len(of_run), bool)
     np.maximum.at(of_run, code[: len(keys)], step[launches.event])
     known[code[: len(keys)]] = True
-    run_step, tied = np.full(len(step), NO_STEP, np.int64), np.zeros(len(step), bool)
-    run_step[hlo.event], tied[hlo.event] = of_run[code[len(keys) :]], known[code[len(keys) :]]
-    return run_step, tied
+    tied = known[code[len(keys) :]]
+    return hlo.event[tied], of_run[code[len(keys) :][tied]]

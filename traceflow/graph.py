@@ -96,7 +96,8 @@ class Slices:
     @property
     def work_ns(self) -> Int64:
         """Duration of the slices that work, 0 for those that only wait."""
-        return np.where(np.isin(self.kind, list(WORKS)), self.end_ns - self.start_ns, 0)
+        works = np.isin(np.arange(len(SliceKind)), list(WORKS))
+        return np.where(works[self.kind], self.end_ns - self.start_ns, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +268,8 @@ def dependency_graph(
 
 def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int8]:
     starts = 2 * np.arange(len(slices), dtype=np.int32)
-    source = np.concatenate([starts, *(e.source for e in edges)]).astype(np.int32, copy=False)
-    target = np.concatenate([starts + 1, *(e.target for e in edges)]).astype(np.int32, copy=False)
+    ends = [starts, *(e.source for e in edges)], [starts + 1, *(e.target for e in edges)]
+    source, target = (np.concatenate(end, dtype=np.int32, casting="same_kind") for end in ends)
     kinds = [np.zeros(len(slices), np.int8), *(np.full(len(e), e.kind, np.int8) for e in edges)]
     return source, target, np.concatenate(kinds)
 
@@ -389,6 +390,7 @@ def _inside(graph: DependencyGraph, rows: Rows, renumber: Int32, start_ns: int, 
 
 def _into(graph: DependencyGraph, vertices: Rows) -> tuple[Rows, Rows]:
     """The edges into some vertices, vertex by vertex: the vertex, and where to find the edge."""
-    first, count = graph.offsets[vertices], np.diff(graph.offsets)[vertices]
+    first = graph.offsets[vertices]
+    count = graph.offsets[vertices + 1] - first
     before = np.cumsum(count) - count
     return np.repeat(vertices, count), np.repeat(first - before, count) + np.arange(int(count.sum()))
