@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Barrier
 from typing import Any, ClassVar
 
 import pandas as pd
@@ -174,6 +175,50 @@ def test_a_digest_is_small_whatever_it_is_of(says: dict[str, Json], many: int, n
     assert len(dumps(document).encode()) < LIMIT_BYTES
     left_out: Any = result.to_dict()["left_out"]
     assert len(result.findings) + left_out["findings"].get("TF201", 0) == many
+
+
+def test_two_threads_answer_as_one_and_wait_for_each_other() -> None:
+    met = Barrier(2, timeout=60)  # which one thread alone would never leave
+
+    def meets(name: str) -> Callable[[], Result]:
+        def ask() -> Result:
+            met.wait()
+            return Answered({"name": name})
+
+        return ask
+
+    names = ["first", "second", "third", "fourth"]
+    told = digest({name: meets(name) for name in names})
+    assert [of.to_dict() for of in told.answers.values()] == [{"name": name} for name in names]
+    assert [*told.answers] == names
+
+
+def test_of_several_wrong_requests_the_first_is_told() -> None:
+    def raises(code: str, what: str) -> Callable[[], Result]:
+        def ask() -> Result:
+            raise TraceflowError(code, what, "why", "hint")
+
+        return ask
+
+    others = {f"more_{at}": raises("TF112", "another") for at in range(3)}
+    asked = {
+        "fine": answering(Answered()),
+        "refused": raises("TF122", "none"),
+        "one": raises("TF111", "this"),
+        **others,
+    }
+    for side_by_side in (True, False):
+        with pytest.raises(TraceflowError, match="this"):
+            digest(asked, side_by_side=side_by_side)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_what_breaks_the_other_thread_is_raised() -> None:
+    def breaks() -> Result:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        digest({"fine": answering(Answered()), "broken": breaks})
 
 
 def test_wide_tables_of_every_question_give_way() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeVar
+from threading import Thread
+from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
 
 import msgspec
 
@@ -40,6 +41,8 @@ _WEIGHTS = (
 )
 
 Item = TypeVar("Item")
+_Question: TypeAlias = tuple[str, Callable[[], Result]]
+_Told: TypeAlias = dict[str, Result | TraceflowError]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,25 +141,59 @@ class Digest(Shown):
         return figures
 
 
-def digest(questions: Mapping[str, Callable[[], Result]]) -> Digest:
+def digest(questions: Mapping[str, Callable[[], Result]], *, side_by_side: bool = True) -> Digest:
     """Ask a run everything; a question that it cannot answer is kept with the reason.
 
     Args:
         questions: How to ask each, by name.
+        side_by_side: Whether another thread asks as well, from the last question on; it changes no answer.
 
     Raises:
         TraceflowError: TF111 or TF112 where the request itself is wrong, such as a step that is not there.
     """
+    told = _told(questions, side_by_side=side_by_side)
     answers: dict[str, Result] = {}
     refused: dict[str, TraceflowError] = {}
     for name, ask in questions.items():
-        try:
-            answers[name] = ask()
-        except TraceflowError as error:
-            if error.code in _REQUESTS:
-                raise
-            refused[name] = error
+        one = told[name] if name in told else ask()  # what broke the other thread breaks this one
+        if not isinstance(one, TraceflowError):
+            answers[name] = one
+        elif one.code in _REQUESTS:
+            raise one
+        else:
+            refused[name] = one
     return Digest(answers=answers, refused=refused)
+
+
+def _told(questions: Mapping[str, Callable[[], Result]], *, side_by_side: bool) -> _Told:
+    """What each question is answered, up to a request that is wrong."""
+    left: deque[_Question] = deque(questions.items())
+    told: _Told = {}
+    other = Thread(target=_ask, args=(left, left.pop, told), daemon=True)  # an interrupt does not wait for its end
+    if side_by_side:
+        other.start()
+    try:
+        _ask(left, left.popleft, told)
+    finally:
+        left.clear()
+    if side_by_side:
+        other.join()
+    return told
+
+
+def _ask(left: deque[_Question], take: Callable[[], _Question], told: _Told) -> None:
+    """Ask what is left, until the request turns out to be wrong."""
+    while left:
+        try:
+            name, ask = take()
+        except IndexError:  # the other thread was faster
+            return
+        try:
+            told[name] = ask()
+        except TraceflowError as error:
+            told[name] = error
+            if error.code in _REQUESTS:
+                return
 
 
 def _short(finding: Finding, question: str) -> Finding:

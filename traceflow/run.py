@@ -399,7 +399,8 @@ class Run:
                 "moe": partial(self.moe, step=step),
                 "sharding": partial(self.sharding, step=step),
                 "collective-matmul": partial(self.collective_matmul, step=step),
-            }
+            },
+            side_by_side=self.is_here,
         )
 
     def redacted(self) -> Run:
