@@ -11,7 +11,7 @@ import numpy as np
 from traceflow.errors import TraceflowError
 from traceflow.graph import NO_EVENT, NO_LANE, DependencyGraph, EdgeKind, Float64, SliceKind
 from traceflow.shortening import Shorter
-from traceflow.trace.model import Bool, Int64, Trace
+from traceflow.trace.model import ABSENT, Bool, Int8, Int32, Int64, Trace
 
 _SELECTORS = {
     "@compute": (SliceKind.COMPUTE,),
@@ -69,17 +69,17 @@ def apply(
     """
     work_ns, delay = graph.work_ns.copy(), np.ones(len(graph.source))
     cut = np.zeros(len(graph.source), bool)
-    mine, selected = _of_ranks(trace, graph, ranks), []
+    mine, names, selected = _of_ranks(trace, graph, ranks), _names(trace, graph.slices.event), []
     for change in changes:
         factor = _factor(change)
         if change.pattern == RENDEZVOUS:
             chosen = _rendezvous(graph, change) & _into(graph, mine)
             cut |= chosen
         elif change.pattern == LAUNCH:
-            chosen = np.isin(graph.kind, _LAUNCHES) & _into(graph, mine)
+            chosen = _among(graph.kind, _LAUNCHES) & _into(graph, mine)
             delay[chosen] *= factor
         else:
-            chosen = mine & _selected(trace, graph, change.pattern)
+            chosen = mine & _selected(trace, graph.slices.kind, names, change.pattern)
             work_ns[chosen] = _scaled(work_ns[chosen], factor)
             if isinstance(change, Drop):
                 delay[_into(graph, chosen)] = 0
@@ -88,25 +88,30 @@ def apply(
     return Hypothesis(work_ns, lag_ns, delay, cut, tuple(selected))
 
 
-def shortened(trace: Trace, graph: DependencyGraph, change: Scale) -> Shorter:
-    """What a change shortens, if its factor is at most 1.
+def shortened(trace: Trace, graph: DependencyGraph, changes: Sequence[Scale]) -> list[Shorter]:
+    """What each change shortens by itself, on all ranks; its factor is at most 1.
 
     Args:
         trace: The evidence behind the graph.
         graph: The graph of a window.
-        change: The change, to all ranks.
+        changes: As for `apply`.
 
     Raises:
         TraceflowError: TF112 for a pattern that cannot be used.
     """
-    if change.pattern == LAUNCH:
-        bound = np.append(np.isin(graph.kind, _LAUNCHES) & _into(graph, _of_ranks(trace, graph, None)), False)
-        place, whole_ns = np.flatnonzero(bound[graph.binding] & (graph.lag_ns > 0)), graph.lag_ns
-    else:
-        chosen = _of_ranks(trace, graph, None) & _selected(trace, graph, change.pattern)
-        place, whole_ns = np.flatnonzero(chosen & (graph.work_ns > 0)), graph.work_ns
-    less_ns = whole_ns[place] - _scaled(whole_ns[place], change.factor)
-    return Shorter(place, change.pattern == LAUNCH, less_ns)
+    own = _of_ranks(trace, graph, None)
+    rows = np.flatnonzero(own & (graph.work_ns > 0))
+    kind, names = graph.slices.kind[rows], _names(trace, graph.slices.event[rows])
+    cases = []
+    for change in changes:
+        if change.pattern == LAUNCH:
+            launches = np.append(_among(graph.kind, _LAUNCHES) & _into(graph, own), False)
+            place, whole_ns = np.flatnonzero(launches[graph.binding] & (graph.lag_ns > 0)), graph.lag_ns
+        else:
+            place, whole_ns = rows[_selected(trace, kind, names, change.pattern)], graph.work_ns
+        less_ns = whole_ns[place] - _scaled(whole_ns[place], _factor(change))
+        cases.append(Shorter(place, change.pattern == LAUNCH, less_ns))
+    return cases
 
 
 def _into(graph: DependencyGraph, slices: Bool) -> Bool:
@@ -136,21 +141,33 @@ def _of_ranks(trace: Trace, graph: DependencyGraph, ranks: frozenset[int] | None
     return chosen
 
 
-def _selected(trace: Trace, graph: DependencyGraph, pattern: str) -> Bool:
-    kind, event = graph.slices.kind, graph.slices.event
+def _among(kind: Int8, kinds: Sequence[int]) -> Bool:
+    among = np.zeros(len(kind), bool)
+    for one in kinds:  # much faster than looking each up, as there are few
+        among |= kind == one
+    return among
+
+
+def _names(trace: Trace, event: Int32) -> Int64:
+    """Codes of the names of events, ABSENT for joins."""
+    return np.where(event == NO_EVENT, ABSENT, trace.events.name[event]).astype(np.int64)
+
+
+def _selected(trace: Trace, kind: Int8, names: Int64, pattern: str) -> Bool:
+    """Which slices a pattern selects, by their kinds and the codes of their names."""
     if pattern.startswith("@"):
         if pattern not in _SELECTORS:
             known = ", ".join([*_SELECTORS, LAUNCH, RENDEZVOUS])
             raise TraceflowError(
                 "TF112", f"cannot select {pattern}", "no such selector", f"use one of {known}, or a name"
             )
-        return np.isin(kind, _SELECTORS[pattern])
+        return _among(kind, _SELECTORS[pattern])
     try:
         expression = re.compile(pattern)
     except re.error as error:
         raise TraceflowError("TF112", f"cannot select {pattern!r}", str(error), "give a regular expression") from error
-    named = np.array([expression.search(text) is not None for text in trace.strings] or [False])
-    chosen: Bool = np.isin(kind, _SCALABLE) & (event != NO_EVENT) & named[trace.events.name[event]]
+    named = np.array([*(expression.search(text) is not None for text in trace.strings), False])
+    chosen: Bool = _among(kind, _SCALABLE) & named[names]
     return chosen
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from traceflow.analyzers.best_case import BestCase, best_cases
-from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Scale, apply, shortened
+from traceflow.analyzers.changes import LAUNCH, RENDEZVOUS, Drop, Hypothesis, Scale, apply, shortened
 from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.stages import WHOLE_STEP
 from traceflow.analyzers.summary import summary
@@ -18,7 +18,7 @@ from traceflow.analyzers.what_if import enclosed, unknown_dependencies, unmatche
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, EdgeKind, SliceKind
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
-from traceflow.shortening import Shorter, ends_if_shorter
+from traceflow.shortening import ends_if_shorter
 from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
@@ -233,16 +233,14 @@ class _Tried:
 
 def _ranked(trace: Trace, graph: DependencyGraph, candidates: Sequence[Candidate]) -> list[_Tried]:
     """The candidates that save something, those that save most first."""
-    ends_ns: dict[Candidate, int] = {}
-    cases: dict[Candidate, Shorter] = {}
+    scaled = [one for one in candidates if isinstance(one.change, Scale)]
+    cases = shortened(trace, graph, [one.change for one in scaled if isinstance(one.change, Scale)])
+    ends_ns = dict(zip(scaled, ends_if_shorter(graph, cases), strict=True))
     for one in candidates:
-        if isinstance(one.change, Scale):
-            cases[one] = shortened(trace, graph, one.change)
-        else:  # it cuts edges
+        if one not in ends_ns:  # it cuts edges
             supposed = apply(trace, graph, [one.change])
             time_ns = graph.replay(work_ns=supposed.work_ns, lag_ns=supposed.lag_ns, cut=supposed.cut)
             ends_ns[one] = graph.end_of(time_ns)
-    ends_ns |= zip(cases, ends_if_shorter(graph, list(cases.values())), strict=True)
     measured_ns = graph.end_ns - graph.start_ns
     saved_ns = {one: graph.end_ns - ends_ns[one] for one in candidates}
     tried = [_Tried(one, saved, saved / max(measured_ns, 1)) for one, saved in saved_ns.items() if saved > 0]
@@ -252,9 +250,12 @@ def _ranked(trace: Trace, graph: DependencyGraph, candidates: Sequence[Candidate
 def _saving(trace: Trace, graph: DependencyGraph, tried: _Tried, spread_ns: int | None, *, known: bool) -> Saving:
     """What is said of a candidate; whether it is exact takes another replay."""
     within = None if spread_ns is None else tried.saved_ns < spread_ns
-    supposed = apply(trace, graph, [tried.candidate.change])
-    predicted = enclosed(graph, supposed, graph.end_ns - graph.start_ns - tried.saved_ns)
-    return Saving(tried.candidate, tried.saved_ns, tried.saved_share, predicted.exact and known, within)
+    exact = known and _is_exact(graph, apply(trace, graph, [tried.candidate.change]), tried.saved_ns)
+    return Saving(tried.candidate, tried.saved_ns, tried.saved_share, exact, within)
+
+
+def _is_exact(graph: DependencyGraph, supposed: Hypothesis, saved_ns: int) -> bool:
+    return enclosed(graph, supposed, graph.end_ns - graph.start_ns - saved_ns).exact
 
 
 def _without_repetition(ranked: list[_Tried]) -> list[_Tried]:

@@ -108,9 +108,9 @@ class _Part:
         return _Part(
             place,
             offsets,
-            source[:edges].copy(),
-            weight[:edges].copy(),
-            own[:edges].copy(),
+            source[:edges],
+            weight[:edges],
+            own[:edges],
             self.time_ns[kept],
             self.slack_ns[kept],
             self.counted[kept],
