@@ -13,19 +13,38 @@ Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
 
-def self_time(start: Int64, end: Int64, lane: Int32, nests: Bool) -> tuple[Int64, Int64, Int32, Int32, int]:
-    """Slices (start, end, event, depth of nesting) of events sorted by (lane, start, -end), and how many were cut to their parent.
+NOT_CUT = np.iinfo(np.int64).min
+
+
+def self_time(
+    start: Int64, end: Int64, lane: Int32, kind: Int8, nests: Bool, until: Int64, halves: tuple[int, int], room: int
+) -> tuple[Int64, Int32, Int8, Int32, int, int]:
+    """Slices of events sorted by (lane, start, -end).
 
     Every event opens and closes with a slice, empty where a child starts or ends with it; slices between children
     are never empty.
+
+    Args:
+        start: Of the events.
+        end: Likewise.
+        lane: Likewise.
+        kind: That of the slices of each event.
+        nests: Per lane, whether its events nest.
+        until: Where an event of one slice is cut in two, NOT_CUT where it stays whole.
+        halves: The kinds of the two.
+        room: How many slices the caller is going to add.
+
+    Returns:
+        Start and end; lane, event and depth of nesting; and kind of the slices, with room behind them; the first and
+        the last slice of each event; how many slices there are, and how many events were cut to their parent.
     """
     count = len(start)
-    starts, ends = np.empty(2 * count, np.int64), np.empty(2 * count, np.int64)
-    events, depths = np.empty(2 * count, np.int32), np.empty(2 * count, np.int32)
-    scratch = np.empty(count, np.int32), np.empty(count, np.int64), np.empty(count, np.int64), np.zeros(count, bool)
-    cut = np.zeros(1, np.int64)
-    filled = _slice(start, end, lane, nests, *scratch, starts, ends, events, depths, cut)
-    return starts[:filled], ends[:filled], events[:filled], depths[:filled], int(cut[0])
+    size = 2 * count + int((until != NOT_CUT).sum()) + room  # what nothing is written to takes no memory
+    times, codes, kinds = np.empty((2, size), np.int64), np.empty((3, size), np.int32), np.empty(size, np.int8)
+    scratch = np.empty(count, np.int32), np.empty((2, count), np.int64), np.zeros(count, bool)
+    bounds, cut = np.empty((2, count), np.int32), np.zeros(1, np.int64)
+    filled = _slice(start, end, lane, kind, nests, until, *halves, *scratch, times, codes, kinds, bounds, cut)
+    return times, codes, kinds, bounds, filled, int(cut[0])
 
 
 @Compiled
@@ -33,105 +52,72 @@ def _slice(
     start: Int64,
     end: Int64,
     lane: Int32,
+    kind: Int8,
     nests: Bool,
+    until: Int64,
+    before: int,
+    after: int,
     stack: Int32,
-    stop: Int64,
-    resumed: Int64,
-    opened: Bool,
-    starts: Int64,
-    ends: Int64,
-    events: Int32,
-    depths: Int32,
+    spans: Int64,
+    parted: Bool,
+    times: Int64,
+    codes: Int32,
+    kinds: Int8,
+    bounds: Int32,
     cut: Int64,
 ) -> int:
-    """Fill the slices; return how many there are. The first four after `nests` are scratch, one per event."""
-    count = len(start)
-    filled, depth = 0, 0
+    """Fill the slices; return how many there are. `stack` is of open events, `spans` of where they go on and end."""
+    count, at, depth = len(start), 0, 0
+    resumed, stop = spans[0], spans[1]
     for i in range(count + 1):
-        closing_lane = i == count or (i > 0 and lane[i] != lane[i - 1])
-        while depth > 0 and (closing_lane or stop[depth - 1] <= start[i]):
-            top = stack[depth - 1]
-            starts[filled], ends[filled], events[filled] = resumed[depth - 1], stop[depth - 1], top
-            depths[filled] = depth - 1
-            filled += 1
+        alone = i in (0, count) or lane[i] != lane[i - 1] or not nests[lane[i]]
+        while depth > 0 and (alone or stop[depth - 1] <= start[i]):
             depth -= 1
+            top, since, own = stack[depth], resumed[depth], kind[stack[depth]]
+            if not parted[top]:
+                bounds[0, top] = at
+                if until[top] != NOT_CUT:
+                    middle = min(max(until[top], since), stop[depth])
+                    at = _put(times, codes, kinds, at, since, middle, lane[top], top, depth, before)
+                    since, own = middle, after
+            bounds[1, top] = at
+            at = _put(times, codes, kinds, at, since, stop[depth], lane[top], top, depth, own)
             if depth > 0:
                 resumed[depth - 1] = stop[depth]
         if i == count:
             break
-        if not nests[lane[i]]:
-            starts[filled], ends[filled], events[filled] = start[i], end[i], i
-            depths[filled] = 0
-            filled += 1
-            continue
         limit = end[i]
         if depth > 0:
-            top = stack[depth - 1]
-            if start[i] > resumed[depth - 1] or not opened[top]:
-                starts[filled], ends[filled], events[filled] = resumed[depth - 1], start[i], top
-                depths[filled] = depth - 1
-                filled += 1
-            opened[top] = True
-            if limit > stop[depth - 1]:
-                limit = stop[depth - 1]
-                cut[0] += 1
+            top, since = stack[depth - 1], resumed[depth - 1]
+            if not parted[top]:
+                bounds[0, top] = at
+            if start[i] > since or not parted[top]:
+                at = _put(times, codes, kinds, at, since, start[i], lane[top], top, depth - 1, kind[top])
+            parted[top] = True
+            cut[0] += limit > stop[depth - 1]
+            limit = min(limit, stop[depth - 1])
         stack[depth], stop[depth], resumed[depth] = i, limit, start[i]
         depth += 1
-    return filled
-
-
-NOT_CUT = np.iinfo(np.int64).min
-Parts = tuple[Int64, Int64, Int32, Int32, Int8]
-
-
-def divided(parts: Parts, until: Int64, before: int, after: int) -> tuple[Parts, Int32, Int32]:
-    """Slices with those of some events in two, and the first and the last slice of each event.
-
-    Args:
-        parts: Start, end, event, depth and kind of slices, in order.
-        until: Per event, when its only slice is cut, NOT_CUT where it stays whole.
-        before: The kind of what is before the cut.
-        after: The kind of what comes after it.
-    """
-    first, last = np.full(len(until), -1, np.int32), np.full(len(until), -1, np.int32)
-    count = len(parts[0]) + int((until != NOT_CUT).sum())
-    starts, ends = np.empty(count, np.int64), np.empty(count, np.int64)
-    filled = starts, ends, np.empty(count, np.int32), np.empty(count, np.int32), np.empty(count, np.int8)
-    _divide(*parts, until, before, after, *filled, first, last)
-    return filled, first, last
+    return at
 
 
 @Compiled
-def _divide(
-    start: Int64,
-    end: Int64,
-    event: Int32,
-    depth: Int32,
-    kind: Int8,
-    until: Int64,
-    before: int,
-    after: int,
-    starts: Int64,
-    ends: Int64,
-    events: Int32,
-    depths: Int32,
+def _put(
+    times: Int64,
+    codes: Int32,
     kinds: Int8,
-    first: Int32,
-    last: Int32,
-) -> None:
-    at = 0
-    for i in range(len(start)):
-        own = event[i]
-        starts[at], ends[at], events[at], depths[at], kinds[at] = start[i], end[i], own, depth[i], kind[i]
-        if first[own] < 0:
-            first[own] = at
-        if until[own] != NOT_CUT:
-            middle = min(max(until[own], start[i]), end[i])
-            ends[at], kinds[at] = middle, before
-            at += 1
-            starts[at], ends[at], events[at], depths[at], kinds[at] = middle, end[i], own, depth[i], after
-        last[own] = at
-        at += 1
+    at: int,
+    since: int,
+    until: int,
+    lane: int,
+    event: int,
+    depth: int,
+    kind: int,
+) -> int:
+    """Put a slice in a place, and return the next place."""
+    times[0, at], times[1, at] = since, until
+    codes[0, at], codes[1, at], codes[2, at], kinds[at] = lane, event, depth, kind
+    return at + 1
 
 
 def enclosing(start: Int64, end: Int64, lane: Int32, wanted: Bool) -> Int64:

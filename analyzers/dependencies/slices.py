@@ -84,43 +84,29 @@ def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
         matches: Which communication calls belong together.
         blocking: Calls that wait although their name does not say so, shape (events,).
     """
-    from traceflow.analyzers.dependencies._sweep import divided, self_time
+    from traceflow.analyzers.dependencies._sweep import self_time
 
     e = trace.events
-    nests = trace.lanes.kind != LaneKind.STREAM
-    start, end, event, depth, stuck_out = self_time(e.start_ns, e.end_ns, e.lane, nests)
-    kinds = np.array([_KIND[kind] for kind in Kind], np.int8)[e.kind]
-    kinds[blocking] = SliceKind.BLOCKED
-    until_ns = _arrivals(trace, matches, np.bincount(event, minlength=len(e)) == 1)
-    whole = start, end, event, depth, kinds[event]
-    parts, first, last = divided(whole, until_ns, SliceKind.ARRIVED, SliceKind.TRANSFER)
-    start, end, event, depth, kind = parts
+    kind = np.array([_KIND[kind] for kind in Kind], np.int8)[e.kind]
+    kind[blocking] = SliceKind.BLOCKED
     joins, join_ns = _joins(matches)
-    slices = Slices(
-        np.concatenate((start, join_ns)),
-        np.concatenate((end, join_ns)),
-        np.concatenate((e.lane[event], np.full(len(join_ns), NO_LANE, np.int32))),
-        np.concatenate((event, np.full(len(join_ns), NO_EVENT, np.int32))),
-        np.concatenate((kind, np.full(len(join_ns), SliceKind.JOIN, np.int8))),
-    )
-    return Cut(
-        slices, first, last, depth, np.where(joins >= 0, joins + len(event), -1).astype(np.int32), int(stuck_out)
-    )
+    nests, halves = trace.lanes.kind != LaneKind.STREAM, (SliceKind.ARRIVED, SliceKind.TRANSFER)
+    columns = e.start_ns, e.end_ns, e.lane, kind, nests, _arrivals(trace, matches)
+    times_ns, codes, kinds, bounds, count, stuck_out = self_time(*columns, halves, len(join_ns))
+    total = count + len(join_ns)
+    times_ns[:, count:total], kinds[count:total] = join_ns, SliceKind.JOIN
+    codes[0, count:total], codes[1, count:total] = NO_LANE, NO_EVENT
+    slices = Slices(times_ns[0, :total], times_ns[1, :total], codes[0, :total], codes[1, :total], kinds[:total])
+    first_join = np.where(joins >= 0, joins + count, -1).astype(np.int32)
+    return Cut(slices, bounds[0], bounds[1], codes[2, :count], first_join, stuck_out)
 
 
-def _arrivals(trace: Trace, matches: Matches, in_one: Bool) -> Int64:
-    """When the last participant of each matched communication arrived, NOT_CUT for all other events.
-
-    Args:
-        trace: The evidence.
-        matches: Which communication calls belong together.
-        in_one: Events that have one slice, shape (events,).
-    """
+def _arrivals(trace: Trace, matches: Matches) -> Int64:
+    """When the last participant of each matched communication arrived, NOT_CUT for all other events."""
     from traceflow.analyzers.dependencies._sweep import NOT_CUT
 
     until_ns = np.full(len(trace.events), NOT_CUT)
     matched = np.flatnonzero(matches.instance >= 0)
-    matched = matched[in_one[trace.communications.event[matched]]]
     until_ns[trace.communications.event[matched]] = matches.last_ns[matched]
     return until_ns
 
