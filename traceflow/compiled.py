@@ -12,14 +12,14 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, cached_property
 from importlib.util import find_spec
 from operator import index
 from pathlib import Path
 from threading import RLock
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -73,17 +73,17 @@ class Compiled:
         """The function as numba takes it, with all that it calls."""
         from numba import njit
 
-        called = {name: one.dispatcher for name, one in _called(self.function)}
-        plain = FunctionType(self.function.__code__, {**self.function.__globals__, **called}, self.__name__)
+        known = {**self.function.__globals__, **_as_numba_takes(self.function.__globals__, self.function.__code__)}
+        plain = FunctionType(self.function.__code__, known, self.__name__)
         plain.__annotations__ = self.function.__annotations__
-        return njit(error_model="numpy")(plain)
+        return njit(error_model="numpy", forceinline=True)(plain)
 
     @cached_property
     def fingerprint(self) -> str:
         """Changes with the code, with that of all functions it calls, and with the constants that they use."""
         content = hashlib.sha256("".join(_spelled(self.function.__code__)).encode())
-        for name in sorted(set(self.function.__code__.co_names)):
-            content.update(_constant(name, self.function.__globals__.get(name)))
+        for name, value in sorted(_named(self.function.__globals__, self.function.__code__)):
+            content.update(_constant(name, value))
         return content.hexdigest()
 
 
@@ -98,22 +98,40 @@ class Intrinsic(Compiled):
     @cached_property
     def dispatcher(self) -> Any:
         """The instruction as numba takes it."""
+        from inspect import Parameter, Signature
+
         from llvmlite import ir
         from numba import types
         from numba.extending import intrinsic
 
         result, arguments, build = self.function(types, ir)
 
-        def typed(_typing: Any, _at: Any) -> Any:
+        def typed(_typing: Any, *_given: Any) -> Any:
             return result(*arguments), build
 
+        named = (Parameter(f"a{place}", Parameter.POSITIONAL_OR_KEYWORD) for place in range(1 + len(arguments)))
+        typed.__signature__ = Signature(list(named))  # type: ignore[attr-defined]
         return intrinsic(typed)
 
 
-def _called(function: Any) -> Iterator[tuple[str, Compiled]]:
-    for name in function.__code__.co_names:
-        if isinstance(one := function.__globals__.get(name), Compiled):
-            yield name, one
+def _named(known: Mapping[str, Any], code: CodeType) -> Iterator[tuple[str, Any]]:
+    """What the names in some code stand for, those that follow the name of a module included."""
+    for name in set(code.co_names) & known.keys():
+        yield name, known[name]
+        if isinstance(known[name], ModuleType):
+            yield from ((f"{name}.{inner}", value) for inner, value in _named(vars(known[name]), code))
+
+
+def _as_numba_takes(known: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
+    """The functions among the names in some code that numba has to compile, too, and the modules that hold such."""
+    taken: dict[str, Any] = {}
+    for name in set(code.co_names) & known.keys():
+        if isinstance(one := known[name], Compiled):
+            taken[name] = one.dispatcher
+        elif isinstance(one, ModuleType) and (inner := _as_numba_takes(vars(one), code)):
+            taken[name] = ModuleType(one.__name__)
+            vars(taken[name]).update(vars(one) | inner)
+    return taken
 
 
 def _spelled(code: CodeType) -> Iterator[str]:

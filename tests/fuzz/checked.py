@@ -16,30 +16,38 @@ from numpy.typing import NDArray
 
 from fuzz.sound import assert_sound
 
-WORD_BYTES = 8
-
 
 class Memory:
-    """What kernels may read: the buffer and the texts of the collector that is at work."""
+    """What kernels may read: the buffer, and the texts and habits of the collector that is at work."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int) -> None:
+        self.block_bytes = block_bytes
         self.buffer = np.empty(0, np.uint8)
         self.collector: Any = None
 
     def load(self, at: int) -> np.uint64:
-        """The eight bytes at an address.
+        """The eight bytes at an address."""
+        return np.uint64(int.from_bytes(self._read(at, 8), "little"))
+
+    def between(self, at: int, low: int, high: int) -> np.uint64:
+        """Bits of the bytes in the block at an address that are neither below the one nor above the other."""
+        return np.uint64(sum(1 << i for i, byte in enumerate(self._read(at, self.block_bytes)) if low <= byte <= high))
+
+    def equal(self, at: int, learned: int) -> np.uint64:
+        """Bits of the bytes in the block at an address that are those of a block in the habits."""
+        pairs = zip(self._read(at, self.block_bytes), self._read(learned, self.block_bytes), strict=True)
+        return np.uint64(sum(1 << i for i, (one, other) in enumerate(pairs) if one == other))
+
+    def _read(self, at: int, count: int) -> bytes:
+        """Some bytes at an address.
 
         Raises:
             IndexError: where one of them is not the reader's.
         """
-        arena = self.collector._texts._arena
-        if not (_holds(self.buffer, at) or _holds(arena, at)):
+        regions = (self.buffer, self.collector._texts._arena, self.collector._habits)
+        if not any(region.ctypes.data <= at <= region.ctypes.data + region.nbytes - count for region in regions):
             raise IndexError(f"{at - self.buffer.ctypes.data} is outside of {len(self.buffer)} bytes of the file")
-        return np.uint64(int.from_bytes(ctypes.string_at(int(at), WORD_BYTES), "little"))
-
-
-def _holds(region: NDArray[np.uint8], at: int) -> bool:
-    return region.ctypes.data <= at <= region.ctypes.data + len(region) - WORD_BYTES
+        return ctypes.string_at(int(at), count)
 
 
 def _low_zeros(word: np.uint64) -> int:
@@ -48,17 +56,26 @@ def _low_zeros(word: np.uint64) -> int:
 
 def _check() -> None:
     """Let the kernels read through a `Memory`; they are resolved when they first run."""
-    from traceflow.trace import _kineto_rows, _kineto_scan, _text_columns
+    from traceflow.trace import _json_blocks, _kineto_rows, _text_columns
 
-    memory, feed = Memory(), _kineto_rows._Collector.feed
+    memory, feed = Memory(_text_columns.BLOCK), _kineto_rows._Collector.feed
 
     def watched(self: Any, buffer: NDArray[np.uint8], *, final: bool) -> int:
         memory.buffer, memory.collector = buffer, self
-        with np.errstate(over="ignore"):
-            return feed(self, buffer, final=final)
+        try:
+            with np.errstate(over="ignore"):
+                return feed(self, buffer, final=final)
+        finally:
+            memory.buffer = np.empty(0, np.uint8)  # the reader may have to enlarge what is behind it
 
-    for intrinsic, plain in ((_text_columns.load, memory.load), (_kineto_scan._low_zeros, _low_zeros)):
-        intrinsic.__dict__["dispatcher"] = plain
+    plain = {
+        _text_columns.load: memory.load,
+        _json_blocks._low_zeros: _low_zeros,
+        _json_blocks._between: memory.between,
+        _json_blocks.equal: memory.equal,
+    }
+    for intrinsic, written_out in plain.items():
+        intrinsic.__dict__["dispatcher"] = written_out
     _kineto_rows._Collector.feed = watched  # type: ignore[method-assign]
     _CHECKED.append(memory)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from traceflow.result import Json
-from traceflow.trace import _kineto_scan as k
+from traceflow.trace import _kineto_words as k
 from traceflow.trace._kineto_rows import Collectives, Rows
 from traceflow.trace._nesting import innermost
 from traceflow.trace.communication_names import recognise

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from traceflow.program.operators import COUNTED
 from traceflow.trace import _kineto_scan as k
+from traceflow.trace import _kineto_words as w
 from traceflow.trace import _text_columns as t
 from traceflow.trace._json_text import with_whole_characters
 from traceflow.unpacking import most_bytes
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 
 _PIECE = 1 << 20  # bytes read at a time; what is in work then stays in the caches
 _TEXTS_PER_EVENT = 12  # name, process, thread, six of a collective, and three of an operator
-_BATCH = 8192  # events noted at a time
+_BATCH = 8192  # events taken at a time
+_ROWS = 1 << 16  # of columns that are filled before others are begun
 _PACKED = 1024  # bytes of a gzip file inflated at a time: of a damaged one, the piece with the damage is lost
 
 
@@ -210,12 +212,11 @@ class _Collector:
     def __init__(self) -> None:
         self._state = np.zeros(k.STATE, np.int64)
         self._state[k.DAMAGE] = -1
-        self._places = np.empty((_BATCH, k.FIELDS, 2), np.int64)
-        self._outcomes = np.empty(_BATCH, np.int8)
-        self._span_numbers = np.empty((4, _BATCH), np.int64)
-        self._span_codes = np.empty((4, _BATCH), np.int32)
+        self._counts = np.zeros(w.OUTCOMES, np.int64)
+        self._habits = np.zeros((k.HABITS, k.HABIT), np.int64)
+        self._places = np.empty((_BATCH + 1, w.FIELDS, 2), np.int64)  # one more, for an event that is not kept
+        self._kept = np.empty((_BATCH + 1, k.KEPT_COLUMNS), np.int64)
         self._texts = _Texts()
-        self._counts = np.zeros(k.OUTCOMES, np.int64)
         self._members: dict[str, Json] = {}
         self._spans: list[Spans] = []
         self._collectives: list[Collectives] = []
@@ -225,28 +226,30 @@ class _Collector:
         self._syncs: list[SyncRecords] = []
         self._allocations: list[Allocations] = []
         self._unfinished: list[Int64] = []
-        self._counted: Int8 = np.empty(0, np.int8)  # by code of a name, -1 for those not asked about yet
-        self._row_count = self._without_duration = 0
+        self._row_count = 0
+        self._start_rows()
 
     def feed(self, buffer: NDArray[np.uint8], *, final: bool) -> int:
         """Take what is complete in `buffer`, which ends in PADDING; return how much that was."""
         at = 0
         while True:
-            self._texts.make_room(_TEXTS_PER_EVENT * _BATCH, 2 * len(buffer))
-            columns = self._outcomes, self._span_numbers, self._span_codes
-            at = int(k.scan(buffer, at, final, self._state, self._places, *columns, *self._texts.held))
+            self._make_room(len(buffer))
+            columns = self._numbers, self._codes, self._places, self._kept
+            known = self._counts, self._habits, *columns, self._texts.counted, *self._texts.held
+            at = int(k.scan(buffer, at, final, self._state, *known))
             found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]].tolist()
             if member_stop:
                 self._members |= _member(buffer[self._state[k.MEMBER_START] : member_stop].tobytes())
             elif not found:
                 break
-            self._take(self._outcomes[:found])
+            self._take_kept()
         self._state[k.OFFSET] += at
         return at
 
     def rows(self, rest: bytes, compression: str | None) -> Rows:
         """Everything that was found."""
-        self._take(self._outcomes[:0])  # so that there is at least one batch
+        self._take_rows()
+        self._take_kept()  # so that there is one of each table
         mode, damage = int(self._state[k.MODE]), int(self._state[k.DAMAGE])
         return Rows(
             _stacked(self._spans),
@@ -261,7 +264,7 @@ class _Collector:
             self._texts.odd(),
             self._members,
             self._counts,
-            self._without_duration,
+            int(self._state[k.UNTIMED]),
             int(self._state[k.OFFSET]) + len(rest),
             damage if damage >= 0 else None,
             mode == k.END,
@@ -269,93 +272,87 @@ class _Collector:
             compression,
         )
 
-    def _take(self, outcomes: Int8) -> None:
-        self._counts += np.bincount(outcomes, minlength=k.OUTCOMES)
-        self._take_spans(outcomes, np.flatnonzero(outcomes <= k.UNKNOWN))
-        self._take_flows(np.flatnonzero(outcomes == k.DATA_FLOW))
-        self._take_syncs(np.flatnonzero(outcomes == k.SYNC_RECORD))
-        self._take_allocations(np.flatnonzero(outcomes == k.ALLOCATION))
+    def _make_room(self, size: int) -> None:
+        """For as many events as are taken at a time, and for the texts that so many bytes can hold."""
+        self._texts.make_room(min(_TEXTS_PER_EVENT * _BATCH, size), 2 * size)
+        if self._state[k.SPANS] + self._state[k.FLOWS] + _BATCH > _ROWS:
+            self._take_rows()
+            self._start_rows()
 
-    def _take_flows(self, events: Int64) -> None:
-        if len(events) or not self._flows:
-            phase, owner, track = self._span_codes[:3, events]
-            time_ns, number = self._span_numbers[::2, events]
-            self._flows.append(FlowEnds(number, time_ns, owner, track, phase))
+    def _start_rows(self) -> None:
+        self._numbers = np.empty((k.NUMBERS, _ROWS), np.int64)
+        self._codes = np.empty((k.CODES, _ROWS), np.int32)
+        self._state[[k.SPANS, k.FLOWS]] = 0
 
-    def _take_spans(self, outcomes: Int8, events: Int64) -> None:
-        timed = self._span_numbers[1, events] >= 0
-        self._without_duration += len(events) - int(timed.sum())
-        events = events[timed]
-        category = outcomes[events]
-        start_ns, end_ns, correlation, external = self._span_numbers[:, events]
-        name, owner, track, said = self._span_codes[:, events]
-        self._spans.append(Spans(start_ns, end_ns, correlation, external, name, owner, track, category))
-        self._take_collectives(np.flatnonzero(said & k.DESCRIBED), events)
-        self._take_arguments(np.flatnonzero((said & k.SHAPED > 0) & (category == k.OPERATOR)), events)
-        self._take_copies(np.flatnonzero(category == k.MEMORY), events)
-        self._unfinished.append(self._row_count + np.flatnonzero(said & k.CUT))
-        self._row_count += len(events)
+    def _take_rows(self) -> None:
+        """Spans of time are the first rows, ends of flows the last, the latest of them first."""
+        spans, flows = self._state[[k.SPANS, k.FLOWS]].tolist()
+        start_ns, end_ns, correlation, external = self._numbers[:, :spans]
+        name, owner, track, category = self._codes[:, :spans]
+        kind = category.astype(np.int8)
+        self._spans.append(Spans(start_ns, end_ns, correlation, external, name, owner, track, kind))
+        time_ns, _, number, _ = self._numbers[:, _ROWS - flows :][:, ::-1]
+        phase, owner, track, _ = self._codes[:, _ROWS - flows :][:, ::-1]
+        self._flows.append(FlowEnds(number, time_ns, owner, track, phase))
+        self._row_count += spans
 
-    def _take_copies(self, copied: Int64, events: Int64) -> None:
-        if self._copies and not len(copied):
+    def _take_kept(self) -> None:
+        """Read what kept events say beyond their rows, while the buffer is there."""
+        row, outcome, said = self._kept[: self._state[k.KEPT]].T
+        self._state[k.KEPT] = 0
+        row = row + self._row_count
+        self._take_collectives(np.flatnonzero(said & k.DESCRIBED), row)
+        self._take_arguments(np.flatnonzero((said & k.SHAPED > 0) & (outcome == w.OPERATOR)), row)
+        self._take_copies(np.flatnonzero(outcome == w.MEMORY), row)
+        self._take_syncs(np.flatnonzero(outcome == w.SYNC_RECORD))
+        self._take_allocations(np.flatnonzero(outcome == w.ALLOCATION))
+        self._unfinished.append(row[said & k.CUT > 0])
+
+    def _take_copies(self, events: Int64, row: Int64) -> None:
+        if self._copies and not len(events):
             return
-        (size_bytes,) = self._numbers(events[copied], k.BYTES)
+        (size_bytes,) = self._numbers_of(events, w.BYTES)
         told = size_bytes >= 0
-        if told.any() or not self._copies:
-            self._copies.append(Copies(self._row_count + copied[told], size_bytes[told]))
+        self._copies.append(Copies(row[events[told]], size_bytes[told]))
 
-    def _take_collectives(self, described: Int64, events: Int64) -> None:
-        if self._collectives and not len(described):
+    def _take_collectives(self, events: Int64, row: Int64) -> None:
+        if self._collectives and not len(events):
             return
-        events = events[described]
-        codes = self._codes(events, k.COLLECTIVE, k.DTYPE, k.IN_SPLITS, k.OUT_SPLITS, k.GROUP_NAME, k.GROUP_RANKS)
-        numbers = self._numbers(events, k.NELEMS, k.GROUP_SIZE, k.SEQUENCE, k.ROOT, k.SOURCE, k.DESTINATION)
+        codes = self._codes_of(events, w.COLLECTIVE, w.DTYPE, w.IN_SPLITS, w.OUT_SPLITS, w.GROUP_NAME, w.GROUP_RANKS)
+        numbers = self._numbers_of(events, w.NELEMS, w.GROUP_SIZE, w.SEQUENCE, w.ROOT, w.SOURCE, w.DESTINATION)
         named = ("operation", "dtype", "in_splits", "out_splits", "group", "members")
         counted = ("elements", "size", "sequence", "root", "source", "destination")
         columns: dict[str, Any] = dict(zip((*named, *counted), (*codes, *numbers), strict=True))
-        self._collectives.append(Collectives(row=self._row_count + described, **columns))
+        self._collectives.append(Collectives(row=row[events], **columns))
 
-    def _take_arguments(self, shaped: Int64, events: Int64) -> None:
-        told = shaped[self._is_counted(self._spans[-1].name[shaped])]
-        if self._arguments and not len(told):
+    def _take_arguments(self, events: Int64, row: Int64) -> None:
+        if self._arguments and not len(events):
             return
-        texts = self._codes(events[told], k.SHAPES, k.TYPES, k.VALUES)
-        self._arguments.append(Arguments(self._row_count + told, *texts))
-
-    def _is_counted(self, names: Int32) -> Bool:
-        """Whether operators of these names tell by their arguments what they cost."""
-        lacking = int(names.max(initial=-1)) + 1 - len(self._counted)
-        if lacking > 0:
-            self._counted = np.append(self._counted, np.full(lacking, -1, np.int8))
-        counted, named = np.zeros(len(names), bool), np.flatnonzero(names >= 0)
-        codes = names[named]
-        for code in set(codes[self._counted[codes] < 0].tolist()):
-            self._counted[code] = self._texts.text(code) in COUNTED
-        counted[named] = self._counted[codes] > 0
-        return counted
+        events = events[self._texts.is_counted(self._codes_of(events, w.NAME)[0])]
+        self._arguments.append(Arguments(row[events], *self._codes_of(events, w.SHAPES, w.TYPES, w.VALUES)))
 
     def _take_syncs(self, events: Int64) -> None:
         if self._syncs and not len(events):
             return
-        device, owner, *others = self._numbers(
-            events, k.DEVICE, k.PID, k.STREAM, k.AWAITED_STREAM, k.CORRELATION, k.RECORD_CORRELATION
+        device, owner, *others = self._numbers_of(
+            events, w.DEVICE, w.PID, w.STREAM, w.AWAITED_STREAM, w.CORRELATION, w.RECORD_CORRELATION
         )
         always = np.ones((1, len(events)), bool)
-        (kind,) = self._texts.codes(self._places, events, np.array([k.NAME]), np.array([k.SYNC]), always)
+        (kind,) = self._texts.codes(self._places, events, np.array([w.NAME]), np.array([w.SYNC]), always)
         self._syncs.append(SyncRecords(kind, np.where(device >= 0, device, owner), *others))
 
     def _take_allocations(self, events: Int64) -> None:
         if self._allocations and not len(events):
             return
-        time_ns, _ = t.times(self._places, events, k.TS, k.DUR)
-        columns = self._numbers(events, k.ALLOCATED, k.RESERVED, k.DEVICE_KIND, k.DEVICE_NUMBER)
-        self._allocations.append(Allocations(time_ns, t.amounts(self._places, events, k.BYTES), *columns))
+        time_ns, _ = t.times(self._places, events, w.TS, w.DUR)
+        columns = self._numbers_of(events, w.ALLOCATED, w.RESERVED, w.DEVICE_KIND, w.DEVICE_NUMBER)
+        self._allocations.append(Allocations(time_ns, t.amounts(self._places, events, w.BYTES), *columns))
 
-    def _numbers(self, events: Int64, *fields: int) -> Int64:
+    def _numbers_of(self, events: Int64, *fields: int) -> Int64:
         """Per field and event, the number there."""
         return t.numbers(self._places, events, np.array(fields))
 
-    def _codes(self, events: Int64, *fields: int) -> Int32:
+    def _codes_of(self, events: Int64, *fields: int) -> Int32:
         """Per field and event, the code of the text there."""
         columns = np.array(fields)
         return self._texts.codes(self._places, events, columns, columns, np.zeros((len(fields), len(events)), bool))
@@ -369,6 +366,9 @@ class _Texts:
         self._table: Int64 = np.empty((0, t.TEXT_WIDTH), np.int64)
         self._slots = np.empty(0, np.int32)
         self._arena: NDArray[np.uint8] = np.empty(0, np.uint8)
+        self.counted: Int8 = np.empty(
+            0, np.int8
+        )  # whether operators of this name tell what they cost; -1: not asked yet
         self.make_room(1, 1)
 
     @property
@@ -383,6 +383,7 @@ class _Texts:
             self._table = _with_room(self._table, texts + count)
             self._slots = np.full(2 * len(self._table), -1, np.int32)
             t.index(self._table, texts, self._slots)
+            self.counted = np.append(self.counted, np.full(len(self._table) - len(self.counted), -1, np.int8))
         if held + size + t.PADDING > len(self._arena):
             self._arena = _with_room(self._arena, held + size + t.PADDING)
 
@@ -392,10 +393,12 @@ class _Texts:
         t.codes(places, events, fields, instead, wanted, *self.held, found)
         return found
 
-    def text(self, code: int) -> str:
-        """One text by its number."""
-        at, length = self._table[code, [t.AT, t.LENGTH]].tolist()
-        return _decoded(self._arena[at : at + length].tobytes()) if code >= 0 else ""
+    def is_counted(self, names: Int32) -> Bool:
+        """Whether operators of these names tell by their arguments what they cost."""
+        for code in set(names[self.counted[names] < 0].tolist()):
+            at, length = self._table[code, [t.AT, t.LENGTH]].tolist()
+            self.counted[code] = _decoded(self._arena[at : at + length].tobytes()) in COUNTED
+        return self.counted[names] > 0
 
     def decoded(self) -> tuple[str, ...]:
         """The texts by number, and an empty one."""

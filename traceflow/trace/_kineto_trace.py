@@ -13,7 +13,7 @@ from operator import eq
 import numpy as np
 
 from traceflow.result import Json, Note, Tally
-from traceflow.trace import _kineto_scan as k
+from traceflow.trace import _kineto_words as k
 from traceflow.trace._kineto_communications import Described, describe
 from traceflow.trace._kineto_rows import Rows
 from traceflow.trace._nesting import innermost

@@ -19,7 +19,8 @@ Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
 Bool = NDArray[np.bool_]
 
-PADDING = 8
+BLOCK = 32
+PADDING = 2 * BLOCK
 (KEY, AT, LENGTH, TEXT_WIDTH) = range(4)  # columns of a table of texts
 
 _ALL, _LOWEST, _MIX = np.uint64(2**64 - 1), np.uint64(255), np.uint64(0x9E3779B97F4A7C15)
