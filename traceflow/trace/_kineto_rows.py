@@ -237,12 +237,13 @@ class _Collector:
             columns = self._numbers, self._codes, self._places, self._kept
             known = self._counts, self._habits, *columns, self._texts.counted, *self._texts.held
             at = int(k.scan(buffer, at, final, self._state, *known))
-            found, member_stop = self._state[[k.FOUND, k.MEMBER_STOP]].tolist()
+            found, kept, member_stop = self._state[[k.FOUND, k.KEPT, k.MEMBER_STOP]].tolist()
             if member_stop:
                 self._members |= _member(buffer[self._state[k.MEMBER_START] : member_stop].tobytes())
             elif not found:
                 break
-            self._take_kept()
+            if kept:
+                self._take_kept()
         self._state[k.OFFSET] += at
         return at
 
