@@ -429,7 +429,7 @@ def _with_flows(trace: Trace, rows: Rows, flow_lane: Int64, lanes: Lanes, first_
     place = np.searchsorted(ends.number[starts], ends.number[stops])
     met = np.append(ends.number[starts], -1)[place] == ends.number[stops]
     source, target = event[starts[place[met]]], event[stops[met]]
-    joined = np.count_nonzero(np.bincount(place[met])) + np.count_nonzero(met)
+    joined = int(np.count_nonzero(np.bincount(place[met])) + np.count_nonzero(met))
     pairs = np.sort(source * np.int64(len(trace.events)) + target)
     pairs = pairs[np.diff(pairs, prepend=-1) > 0]
     counts = {"data flow, kept as such": joined, "data flow without operators": len(event) - joined}
