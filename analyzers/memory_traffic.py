@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from traceflow.program.module import COLLECTIVES, HloModule, Programs, base_opcode
 from traceflow.program.traffic import accessed_bytes
 from traceflow.result import Json, Provenance, Skipped
-from traceflow.trace.model import ABSENT, Int64, Trace
+from traceflow.trace.model import ABSENT, Bool, Rows, Trace
 
 DEVICE_MEMORY = "device memory"
 _CALLS = frozenset({"while", "call", "conditional"})
@@ -58,17 +58,27 @@ def executions(trace: Trace, programs: Programs) -> Iterator[Executions]:
     hlo, events, lanes = trace.hlo, trace.events, trace.lanes
     known = hlo.instruction != ABSENT
     lane = events.lane[hlo.event[known]]
-    table = np.column_stack(
-        (lanes.rank[lane], lanes.device[lane], hlo.program[known], hlo.instruction[known], hlo.run[known])
-    ).astype(np.int64)
-    runs, count = np.unique(table, axis=0, return_counts=True)
-    once = np.array([_in_entry(programs, int(row[2]), int(row[3])) for row in runs], bool)
-    times: Int64 = np.where(once, 1, count).astype(np.int64)
-    pairs, place = np.unique(runs[:, :4], axis=0, return_inverse=True)
-    totals = np.bincount(place.ravel(), times, minlength=len(pairs)).astype(np.int64)
-    for (rank, device, program, instruction), total in zip(pairs.tolist(), totals.tolist(), strict=True):
+    told = lanes.rank[lane], lanes.device[lane], hlo.program[known], hlo.instruction[known]
+    order = np.lexsort((hlo.run[known], *reversed(told)))
+    executed, run = [column[order] for column in told], hlo.run[known][order]
+    other = _changes(executed)
+    first = np.flatnonzero(other)
+    once = np.array([_in_entry(programs, int(executed[2][at]), int(executed[3][at])) for at in first.tolist()], bool)
+    counts = ~np.repeat(once, np.diff(np.append(first, len(order)))) | other | _changes([run])
+    totals = np.add.reduceat(counts, first, dtype=np.int64) if len(first) else first
+    for at, total in zip(first.tolist(), totals.tolist(), strict=True):
+        rank, device, program, instruction = (int(column[at]) for column in executed)
         if program in programs:
             yield Executions(rank, device, program, instruction, total)
+
+
+def _changes(columns: Sequence[Rows]) -> Bool:
+    """Which rows differ from the one before; the first does."""
+    changes = np.ones(len(columns[0]), bool)
+    changes[1:] = False
+    for column in columns:
+        changes[1:] |= column[1:] != column[:-1]
+    return changes
 
 
 def _in_entry(programs: Programs, program: int, instruction: int) -> bool:

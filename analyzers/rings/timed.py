@@ -110,13 +110,17 @@ class Timed:
         here = (hlo.program == self.program) & (hlo.instruction >= 0)
         rows = np.flatnonzero(here & (start >= self.window.start_ns) & (start < self.window.end_ns))
         rows = rows[np.argsort(start[rows], kind="stable")]
-        ready = self._ready()
+        event, instruction = hlo.event[rows], hlo.instruction[rows]
+        start, end = start[rows], end[rows]
+        ready = np.minimum(np.maximum(self._ready()[event], start), end)
+        lane = events.lane[event]
+        spans = map(Span, start.tolist(), end.tolist(), ready.tolist(), event.tolist())
+        device = [None if one == ABSENT else one for one in self.trace.lanes.device.tolist()]
+        participants = list(zip(self.trace.lanes.rank.tolist(), device, strict=True))
+        issued_of = {row: self.module.start_of(row) for row in np.unique(instruction).tolist()}
         begun: dict[tuple[Participant, int, int], list[Span]] = defaultdict(list)
-        for at in rows.tolist():
-            event, row, run = int(hlo.event[at]), int(hlo.instruction[at]), int(hlo.run[at])
-            who, issued = self._participant(event), self.module.start_of(row)
-            start_ns, end_ns = int(start[at]), int(end[at])
-            span = Span(start_ns, end_ns, min(max(int(ready[event]), start_ns), end_ns), event)
+        for on, row, run, span in zip(lane.tolist(), instruction.tolist(), hlo.run[rows].tolist(), spans, strict=True):
+            who, issued = participants[on], issued_of[row]
             if self.module.opcode[row].endswith("-start"):
                 begun[who, row, run].append(span)
             elif issued != row and begun[who, issued, run]:
@@ -125,11 +129,6 @@ class Timed:
                 yield who, issued, run, span
         # Where the trace holds no ends, what the start launched is all of it.
         yield from ((who, row, run, span) for (who, row, run), spans in begun.items() for span in spans)
-
-    def _participant(self, event: int) -> Participant:
-        lane = self.trace.events.lane[event]
-        device = int(self.trace.lanes.device[lane])
-        return int(self.trace.lanes.rank[lane]), None if device == ABSENT else device
 
     def _ready(self) -> Int64:
         """Per event, when the last participant that a call needs had come; 0 where that is not known."""

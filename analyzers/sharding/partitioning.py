@@ -80,15 +80,15 @@ class Partitioning:
 
     @cached_property
     def divided_cost(self) -> ProgramCost | None:
-        """What the instructions of the divided program take on one device."""
+        """What the instructions of the divided program compute and send on one device."""
         devices = None if self.mesh is None else len(self.mesh)
-        return None if self.divided is None else ProgramCost(self.divided, devices)
+        return None if self.divided is None else ProgramCost(self.divided, devices, moved=False)
 
     @cached_property
     def whole_cost(self) -> Cost | None:
-        """What the program takes before it is divided, with whole arrays."""
+        """What the program computes before it is divided, with whole arrays."""
         whole = self.compilation.propagated or self.compilation.written
-        return None if whole is None else ProgramCost(whole).total()
+        return None if whole is None else ProgramCost(whole, moved=False).total()
 
     @cached_property
     def collectives(self) -> tuple[Collective, ...]:

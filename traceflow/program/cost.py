@@ -10,7 +10,6 @@ Shapes are those of one device, so FLOPs and bytes are local.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +26,7 @@ from traceflow.program.arithmetic import (
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.traffic import FREE, accessed_bytes, value_bytes
 
+_EXECUTES_OTHERS = frozenset({"while", "call", "async-start", "conditional"})
 _LOOP = "how often a loop runs is not known"
 _CONTENT = "what is computed is not visible in the program"
 _SIZE = "the size of a value is not known"
@@ -81,10 +81,12 @@ class ProgramCost:
     Args:
         module: The program, as one device executes it.
         devices: How many devices execute it, for collectives among all of them; None where that is not known.
+        moved: Whether to find also what single instructions read and write, which takes as long as all the rest.
     """
 
-    def __init__(self, module: HloModule, devices: int | None = None) -> None:
+    def __init__(self, module: HloModule, devices: int | None = None, *, moved: bool = True) -> None:
         self._module, self._devices = module, devices
+        self._moved = moved or "conditional" in module.opcode  # of which one branch may be costlier for what it moves
         self._known: dict[int, Cost] = {}
         self._computed: dict[int, Cost] = {}
         self._members: dict[int, list[int]] = {}
@@ -116,15 +118,12 @@ class ProgramCost:
             return _NOTHING
         if base_opcode(opcode) in COLLECTIVES:
             return self._collective(row, base_opcode(opcode))
+        if opcode not in _EXECUTES_OTHERS:
+            return self._stated(row, self._plain(row))
         called = [self.of_computation(one) for one in module.called_by(row).tolist()]
-        match opcode:
-            case "while":
-                return self._loop(row, _sum(called))
-            case "call" | "async-start":
-                return _sum(called)
-            case "conditional":
-                return max(called, key=lambda cost: (sum(cost.flops.values()), cost.bytes), default=_NOTHING)
-        return self._stated(row, self._plain(row))
+        if opcode == "conditional":
+            return max(called, key=lambda cost: (sum(cost.flops.values()), cost.bytes), default=_NOTHING)
+        return self._loop(row, _sum(called)) if opcode == "while" else _sum(called)
 
     def _loop(self, row: int, inside: Cost) -> Cost:
         trips = self._module.trip_count.get(row)
@@ -137,7 +136,8 @@ class ProgramCost:
 
     def _plain(self, row: int) -> Cost:
         """An instruction that executes as one piece, whatever it applies or holds."""
-        arithmetic, moved = self._arithmetic(row), accessed_bytes(self._module, row)
+        arithmetic = self._arithmetic(row)
+        moved = accessed_bytes(self._module, row) if self._moved else None
         missing = arithmetic.missing if moved is not None else {**arithmetic.missing, "bytes": _SIZE}
         return Cost(arithmetic.flops, arithmetic.transcendentals, moved or 0, 0, missing)
 
@@ -198,16 +198,17 @@ class ProgramCost:
 
 
 def _sum(costs: Iterable[Cost]) -> Cost:
-    flops: Counter[str] = Counter()
+    flops: dict[str, int] = {}
     missing: dict[str, str] = {}
     special = moved = sent = 0
     for cost in costs:
-        flops.update(cost.flops)
+        for kind, number in cost.flops.items():
+            flops[kind] = flops.get(kind, 0) + number
         missing.update(cost.missing)
         special += cost.transcendentals
         moved += cost.bytes
         sent += cost.sent_bytes
-    return Cost(dict(flops), special, moved, sent, missing)
+    return Cost(flops, special, moved, sent, missing)
 
 
 def _but(missing: Mapping[str, str], name: str) -> dict[str, str]:

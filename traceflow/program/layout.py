@@ -153,6 +153,7 @@ def leaves(full_shape: str) -> tuple[str, ...]:
     return tuple(leaf for part in parts for leaf in leaves(part)) if parts else (text,)
 
 
+@cache
 def arrays_of(full_shape: str) -> tuple[Stored, ...]:
     """Every array of a shape, those within tuples included; what cannot be understood is left out.
 
