@@ -80,12 +80,12 @@ def test_a_key_of_any_width_is_followed_by_its_value(colon: str) -> None:
 def test_what_is_between_values_may_change_from_event_to_event(tmp_path: Path) -> None:
     """Which key comes next, and how it is set apart, is expected to be as it was; here it hardly ever is."""
     events = []
-    for number, width in enumerate([*WIDTHS, *reversed(WIDTHS), 0, 0, 1, 0]):
+    for number, width in enumerate([*WIDTHS, *reversed(WIDTHS), *[0] * 6, *[1] * 6, *[0] * 6]):
         blank, more = " \n"[width % 2] * width, f'"note": {width}, ' * (number % 3 == 1)
         members = [f'"ts": {10 * number}', f'"dur":{blank}{1 + number % 7}', f'"tid":{blank} {number % 2}']
         turned = members[number % 3 :] + members[: number % 3]
         head = f'{{"ph": "X",{blank}"name": "n{number}", {more}"cat"{blank}:"cpu_op", "pid": 1, '
-        events.append(head + f",{blank}".join(turned) + blank + "}")
+        events.append(head + f",{blank * (number % 2)}".join(turned) + blank + "}")
     path = tmp_path / "rank0.json"
     path.write_text('{"schemaVersion": 1, "traceEvents": [' + ",".join(events) + "]}")
     trace = read_kineto(path)
