@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import sys
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import redirect_stdout
@@ -199,6 +200,20 @@ def test_a_variable_names_the_folder_or_forbids_it(file: Path, tmp_path: Path, m
     assert not columns_of(file).exists()
     assert not (tmp_path / "home").exists()
     assert len(list((tmp_path / "mine" / "traces").iterdir())) == 1
+
+
+def test_what_nobody_read_for_a_month_is_forgotten(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRACEFLOW_CACHE", str(tmp_path / "mine"))
+    traces, now = tmp_path / "mine" / "traces", time.time()
+    traces.mkdir(parents=True)
+    for name, read_days_ago, written_days_ago in (("old.npz", 31, 40), ("read.npz", 1, 40), ("notes.txt", 90, 90)):
+        (traces / name).touch()
+        os.utime(traces / name, (now - read_days_ago * 86_400, now - written_days_ago * 86_400))
+    read_kineto(file)
+    left = {path.name for path in traces.iterdir()}
+    assert {"read.npz", "notes.txt"} < left
+    assert "old.npz" not in left
+    assert len(left) == 3
 
 
 def test_a_disk_that_is_full_fails_nothing(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from traceflow.user_cache import open_own, user_cache, write_whole
+from traceflow.user_cache import forget_unused, open_own, user_cache, write_whole
 
 _Types: TypeAlias = tuple[tuple[str, int], ...]
 """Per argument of a call, the letter of its type and its number of dimensions, 0 for a number."""
@@ -173,6 +173,7 @@ def _kept_or_made(kernel: Compiled, types: _Types) -> Callable[..., Any]:
     for folder in _folders():
         with suppress(OSError):
             write_whole(folder / name, lambda file: file.write(hashlib.sha256(content).digest() + content))
+            forget_unused(folder, "*.kernel")  # of other releases and processors
             break
     return _linked(content, types)
 

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 VARIABLE = "TRACEFLOW_CACHE"
 _ABANDONED_S = 600
+_UNUSED_S = 30 * 86_400
 
 
 def user_cache() -> Path | None:
@@ -55,6 +56,15 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o6
             unless_whole.callback(draft.unlink, missing_ok=True)
             write(file)
         draft.replace(path)
+
+
+def forget_unused(folder: Path, pattern: str) -> None:
+    """Remove the files of a pattern that were neither read nor written for 30 days, as far as the file system tells."""
+    for file in folder.glob(pattern):
+        with suppress(OSError):
+            state = file.stat()
+            if time.time() - max(state.st_atime, state.st_mtime) > _UNUSED_S:
+                file.unlink()
 
 
 def open_own(path: Path) -> BinaryIO:

@@ -42,7 +42,7 @@ from traceflow.trace.model import (
     Syncs,
     Trace,
 )
-from traceflow.user_cache import VARIABLE, is_of_another, open_own, user_cache, write_whole
+from traceflow.user_cache import VARIABLE, forget_unused, is_of_another, open_own, user_cache, write_whole
 
 FOLDER = ".traceflow-cache"
 """Where files of columns lie, beside the traces that they were made of."""
@@ -115,6 +115,8 @@ def kept_or_read(path: Path, read: Callable[[], Trace], *options: str) -> Trace:
         for place in _places(path):
             with suppress(*_damage()):
                 write_whole(place, partial(_write, trace, key), _mode(path))
+                if place.parent.name != FOLDER:  # traces go, and the columns beside them with their folder
+                    forget_unused(place.parent, "*.npz")
                 break
     return trace
 
