@@ -1,4 +1,4 @@
-"""Which thread's work fills another one's interval, against the definition tried out on every pair."""
+"""Which thread's work fills what another one does, against the definition tried out on every pair."""
 
 from __future__ import annotations
 
@@ -8,25 +8,37 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traceflow.analyzers.dependencies._sweep import fillings, within
+from traceflow.analyzers.dependencies._sweep import fillings
 
 Span = tuple[int, int]
+Wait = tuple[int, int, int, int, int]
+
+
+def waits_of(slices: Sequence[Span], *, gaps: bool) -> list[Wait]:
+    """Slices of a thread, or gaps before them: which, from when to when, and the time in which nothing else may happen."""
+    if not gaps:
+        return [(i, start, end, start, end) for i, (start, end) in enumerate(slices)]
+    before = [i for i in range(1, len(slices)) if slices[i][0] > slices[i - 1][1]]
+    since = [slices[0][0], *(slices[i][0] for i in before)]
+    until = [*(slices[i - 1][1] for i in before), slices[-1][1]]
+    return [(i, slices[i - 1][1], slices[i][0], since[n], until[n + 1]) for n, i in enumerate(before)]
 
 
 def by_definition(
-    threads: Sequence[Sequence[Span]], workers: Sequence[bool], waits: Sequence[tuple[int, int, int, int, int]]
+    threads: Sequence[Sequence[Span]], workers: Sequence[bool], *, gaps: bool
 ) -> set[tuple[int, int, int]]:
-    """Number of the interval, first and last slice of the work that fills it."""
-    found, base = set(), 0
+    """Number of the slice, first and last slice of the work that fills it or the gap before it."""
+    found = set()
+    begins = np.cumsum([0, *(len(slices) for slices in threads)]).tolist()
     for who, slices in enumerate(threads):
-        for wait, (caller, start, end, since, until) in enumerate(waits):
-            inside = [i for i, (begin, stop) in enumerate(slices) if start <= begin and stop <= end]
-            if not inside or not workers[who] or caller == who:
+        for caller, others in enumerate(threads):
+            if not workers[who] or caller == who:
                 continue
-            alone = all(i in inside or stop <= since or begin >= until for i, (begin, stop) in enumerate(slices))
-            if alone and 2 * sum(slices[i][1] - slices[i][0] for i in inside) >= end - start:
-                found.add((wait, base + inside[0], base + inside[-1]))
-        base += len(slices)
+            for wait, start, end, since, until in waits_of(others, gaps=gaps):
+                inside = [i for i, (begin, stop) in enumerate(slices) if start <= begin and stop <= end]
+                alone = all(i in inside or stop <= since or begin >= until for i, (begin, stop) in enumerate(slices))
+                if inside and alone and 2 * sum(slices[i][1] - slices[i][0] for i in inside) >= end - start:
+                    found.add((begins[caller] + wait, begins[who] + inside[0], begins[who] + inside[-1]))
     return found
 
 
@@ -40,27 +52,11 @@ def thread(draw: st.DrawFn) -> list[Span]:
     return slices
 
 
-@given(st.lists(st.tuples(thread(), st.booleans()), min_size=1, max_size=5), st.data())
-def test_an_interval_is_filled_as_defined(some: list[tuple[list[Span], bool]], data: st.DataObject) -> None:
+@given(st.lists(st.tuples(thread(), st.booleans()), min_size=1, max_size=5), st.booleans())
+def test_what_a_thread_does_is_filled_as_defined(some: list[tuple[list[Span], bool]], gaps: bool) -> None:  # noqa: FBT001
     threads, workers = [slices for slices, _ in some], [works for _, works in some]
-    moments = st.lists(st.integers(0, 90), min_size=4, max_size=4).map(sorted)
-    chosen = data.draw(st.lists(st.tuples(st.integers(0, len(some) - 1), moments), max_size=8))
-    waits = [(caller, start, end, since, until) for caller, (since, start, end, until) in chosen]
-    spans = [span for slices in threads for span in slices]
-    columns = np.array(waits, np.int64).reshape(-1, 5).T.copy()
-    found = fillings(
-        np.array([start for start, _ in spans], np.int64),
-        np.array([end for _, end in spans], np.int64),
-        np.repeat(np.arange(len(threads), dtype=np.int64), [len(slices) for slices in threads]),
-        np.array(workers),
-        *columns,
-    )
-    assert set(zip(*(column.tolist() for column in found), strict=True)) == by_definition(threads, workers, waits)
-
-
-@given(st.lists(st.integers(0, 30)), st.lists(st.integers(0, 30), max_size=12))
-def test_moments_are_counted_in_intervals(moments: list[int], bounds: list[int]) -> None:
-    moments, bounds = sorted(moments), sorted(bounds)
-    start, end = bounds[: len(bounds) // 2 * 2 : 2], bounds[1::2]
-    found = within(np.array(moments, np.int64), np.array(start, np.int64), np.array(end, np.int64))
-    assert found.tolist() == [sum(s <= m <= e for m in moments) for s, e in zip(start, end, strict=True)]
+    start, end = np.array([span for slices in threads for span in slices], np.int64).T.copy()
+    lane = np.repeat(np.arange(len(threads), dtype=np.int32), [len(slices) for slices in threads])
+    starts = np.flatnonzero((start[1:] > end[:-1]) & (lane[1:] == lane[:-1])) + 1
+    found = fillings(start, end, lane, np.array(workers), starts if gaps else np.arange(len(start)), gaps=gaps)
+    assert set(zip(*(column.tolist() for column in found), strict=True)) == by_definition(threads, workers, gaps=gaps)

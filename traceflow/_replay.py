@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -18,53 +20,83 @@ SELF = 0
 RENDEZVOUS = 9
 
 
-def advances(time: Int64, source: Int32, target: Int32) -> Int32:
-    """How long before its source the target of each edge comes, in ns; 0 where it does not, and at most what 32 bits hold."""
-    found = np.empty(len(source), np.int32)
-    _advance(time, source, target, found)
-    return found
-
-
-@Compiled
-def _advance(time: Int64, source: Int32, target: Int32, found: Int32) -> None:
-    for e in range(len(found)):
-        found[e] = min(max(time[source[e]] - time[target[e]], 0), _MOST_NS)
-
-
 def by_target(
-    source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int
-) -> tuple[Int32, Int32, Int8, Int32]:
-    """Group edges by the vertex they lead to (counting sort, stable)."""
-    offsets, sources = np.zeros(vertices + 1, np.int32), np.empty(len(source), np.int32)
-    kinds, advances = np.empty(len(source), np.int8), np.empty(len(source), np.int32)
-    _group(source, target, kind, advance, offsets, sources, kinds, advances)
-    return offsets, sources, kinds, advances
+    time: Int64, ends: Sequence[Sequence[Int32]], kinds: Sequence[int], resolution: int
+) -> tuple[tuple[Int32, Int32, Int8, Int32], list[int]]:
+    """Group edges by the vertex they lead to, in their order, behind the edge of each slice from its start to its end.
+
+    Args:
+        time: Of the vertices.
+        ends: Sources and targets of some edges that are of one kind, and so on.
+        kinds: Their kinds.
+        resolution: Edges whose target comes before its source by more than this are left out.
+
+    Returns:
+        Offsets, sources, kinds, and how long before its source the target of each edge comes; and how many of each of
+        the given edges were left out.
+    """
+    offsets = np.zeros(len(time) + 1, np.int32)
+    late = [_count(time, source, target, resolution, offsets) for source, target in ends]
+    count = len(time) // 2 + sum(len(source) for source, _ in ends) - sum(late)
+    columns = np.empty(count, np.int32), np.empty(count, np.int8), np.empty(count, np.int32)
+    _begin(offsets, *columns)
+    for (source, target), kind in zip(ends, kinds, strict=True):
+        _place(time, source, target, kind, resolution, offsets, *columns)
+    offsets[1:] = offsets[:-1].copy()
+    offsets[0] = 0
+    return (offsets, *columns), late
 
 
 @Compiled
-def _group(
+def _advance(time: Int64, source: int, target: int) -> int:
+    """How long before its source a target comes: 0 where it does not, and at most what 32 bits hold."""
+    return min(max(time[source] - time[target], 0), _MOST_NS)
+
+
+@Compiled
+def _count(time: Int64, source: Int32, target: Int32, resolution: int, offsets: Int32) -> int:
+    """Count the edges into each vertex, one place behind it; return how many come too late."""
+    late = 0
+    for e in range(len(source)):
+        if _advance(time, source[e], target[e]) > resolution:
+            late += 1
+        else:
+            offsets[target[e] + 1] += 1
+    return late
+
+
+@Compiled
+def _begin(offsets: Int32, sources: Int32, kinds: Int8, advances: Int32) -> None:
+    """Turn numbers of edges into where those of each vertex begin, behind the edges inside slices, which are put there."""
+    for v in range(1, len(offsets)):
+        offsets[v] += offsets[v - 1]
+        if v % 2 == 0:
+            offsets[v] += 1
+    for v in range(1, len(offsets) - 1, 2):
+        at = offsets[v]
+        sources[at], kinds[at], advances[at] = v - 1, SELF, 0
+        offsets[v] += 1
+
+
+@Compiled
+def _place(
+    time: Int64,
     source: Int32,
     target: Int32,
-    kind: Int8,
-    advance: Int32,
+    kind: int,
+    resolution: int,
     offsets: Int32,
     sources: Int32,
     kinds: Int8,
     advances: Int32,
 ) -> None:
-    """Count the edges into each vertex, put edges where the count says, and move the counts back by one."""
-    vertices = len(offsets) - 1
-    for e in range(len(target)):
-        offsets[target[e] + 1] += 1
-    for v in range(vertices):
-        offsets[v + 1] += offsets[v]
-    for e in range(len(target)):
-        at = offsets[target[e]]
-        sources[at], kinds[at], advances[at] = source[e], kind[e], advance[e]
-        offsets[target[e]] += 1
-    for v in range(vertices, 0, -1):
-        offsets[v] = offsets[v - 1]
-    offsets[0] = 0
+    """Put edges where the next one into their target goes."""
+    for e in range(len(source)):
+        advance = _advance(time, source[e], target[e])
+        if advance <= resolution:
+            at = offsets[target[e]]
+            sources[at], kinds[at], advances[at] = source[e], kind, advance
+            offsets[target[e]] += 1
 
 
 def topological_order(offsets: Int32, source: Int32, kind: Int8) -> tuple[Int32, Bool]:

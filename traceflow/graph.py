@@ -7,6 +7,7 @@ explains is a lag: lag(v) = time(v) - latest bound over the edges into v.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
@@ -24,6 +25,7 @@ Rows: TypeAlias = NDArray[np.integer]
 
 NO_EVENT = -1
 NO_LANE = -1
+_NEVER = np.iinfo(np.int64).max
 
 
 class SliceKind(IntEnum):
@@ -247,48 +249,34 @@ def dependency_graph(
 
     Complexity: O(slices + edges).
     """
-    from traceflow._replay import advances
+    from traceflow._replay import by_target, topological_order
 
     time_ns = np.column_stack((slices.start_ns, slices.end_ns)).ravel()
-    source, target, kind = _with_own(slices, edges)
-    early_ns = advances(time_ns, source, target)
-    late = early_ns > resolution_ns
-    contradicted = np.bincount(kind[late], minlength=len(EdgeKind))
-    arrays = source, target, kind, early_ns
-    if late.any():
-        arrays = source[~late], target[~late], kind[~late], arrays[3][~late]
-    csr, order, closing = _ordered(*arrays, len(time_ns))
-    del arrays, source, target, kind, early_ns, late  # a large capture's take as much memory as its graph
-    contradicted += np.bincount(closing, minlength=len(EdgeKind))
+    ends = [[end.astype(np.int32, copy=False) for end in (one.source, one.target)] for one in edges]
+    csr: _Csr
+    csr, late = by_target(time_ns, ends, [int(one.kind) for one in edges], resolution_ns)
+    order, closing = topological_order(*csr[:3])
+    left_out = Counter[EdgeKind]()
+    for one, number in zip(edges, late, strict=True):
+        left_out[one.kind] += number
+    left_out.update(EdgeKind(kind) for kind in csr[2][closing].tolist())
+    if closing.any():
+        csr = _without(csr, closing)
     if counted is None:
         counted = slices.lane != NO_LANE
-    denied = {edge: int(n) for edge, n in zip(EdgeKind, contradicted, strict=True) if n}
-    return _bound(slices, counted, time_ns, csr, order, denied)
-
-
-def _with_own(slices: Slices, edges: Sequence[Edges]) -> tuple[Int32, Int32, Int8]:
-    starts = 2 * np.arange(len(slices), dtype=np.int32)
-    ends = [starts, *(e.source for e in edges)], [starts + 1, *(e.target for e in edges)]
-    source, target = (np.concatenate(end, dtype=np.int32, casting="same_kind") for end in ends)
-    kinds = [np.zeros(len(slices), np.int8), *(np.full(len(e), e.kind, np.int8) for e in edges)]
-    return source, target, np.concatenate(kinds)
+    contradicted = {kind: left_out[kind] for kind in EdgeKind if left_out[kind]}
+    return _bound(slices, counted, time_ns, csr, order, contradicted)
 
 
 _Csr: TypeAlias = tuple[Int32, Int32, Int8, Int32]
 """Offsets, sources, kinds and advances of the edges, by target."""
 
 
-def _ordered(source: Int32, target: Int32, kind: Int8, advance: Int32, vertices: int) -> tuple[_Csr, Int32, Int8]:
-    """The edges by target, a topological order, and the kinds of the edges left out to have one."""
-    from traceflow._replay import by_target, topological_order
-
-    csr: _Csr = by_target(source, target, kind, advance, vertices)
-    offsets, sources, kinds, advances = csr
-    order, closing = topological_order(offsets, sources, kinds)
-    if closing.any():
-        targets = np.repeat(np.arange(vertices, dtype=np.int32), np.diff(offsets))[~closing]
-        csr = by_target(sources[~closing], targets, kinds[~closing], advances[~closing], vertices)
-    return csr, order, kinds[closing]
+def _without(csr: _Csr, edges: Bool) -> _Csr:
+    """All but some edges."""
+    offsets, source, kind, advance_ns = csr
+    before = np.append(np.int32(0), np.cumsum(~edges, dtype=np.int32))
+    return before[offsets], source[~edges], kind[~edges], advance_ns[~edges]
 
 
 def _bound(
@@ -299,12 +287,11 @@ def _bound(
     work_ns = slices.work_ns
     slices = replace(slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])  # which takes no memory of its own
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
-    starts, ends = slices.start_ns[counted], slices.end_ns[counted]
     return DependencyGraph(
         slices,
         counted,
-        int(starts.min()) if len(starts) else 0,
-        int(ends.max()) if len(ends) else 0,
+        int(np.min(slices.start_ns, where=counted, initial=_NEVER)) if counted.any() else 0,
+        int(np.max(slices.end_ns, where=counted, initial=-_NEVER)) if counted.any() else 0,
         time_ns,
         work_ns,
         *csr,
@@ -356,9 +343,9 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
         work_ns: New work of each slice, shape (slices,).
         cut: Edges that no longer bind, shape (edges,).
     """
-    from traceflow._replay import bindings, by_target
+    from traceflow._replay import bindings
 
-    csr = by_target(graph.source[~cut], graph.targets()[~cut], graph.kind[~cut], graph.advance_ns[~cut], graph.vertices)
+    csr = _without((graph.offsets, graph.source, graph.kind, graph.advance_ns), cut)
     slices = replace(graph.slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     return replace(

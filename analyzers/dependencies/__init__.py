@@ -160,7 +160,8 @@ def _without_devices(remarks: Sequence[Remarks], trace: Trace) -> list[Note]:
 def _bare_steps(trace: Trace, launch: Launched) -> tuple[int, int]:
     """Steps whose calls launched work, none of which was recorded, and those that have theirs."""
     e, marks = trace.events, trace.marks
-    calls = np.flatnonzero((e.kind == Kind.CALL) & (e.correlation >= 0) & _launches(trace)[e.name])
+    calls = np.flatnonzero(_launches(trace)[e.name])
+    calls = calls[(e.kind[calls] == Kind.CALL) & (e.correlation[calls] >= 0)]
     calls = calls[np.argsort(e.start_ns[calls], kind="stable")]
     done = np.zeros(len(e), bool)
     done[launch.call[launch.call >= 0]] = True

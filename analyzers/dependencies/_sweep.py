@@ -143,30 +143,53 @@ def _enclose(start: Int64, end: Int64, lane: Int32, wanted: Bool, stack: Int64, 
             depth += 1
 
 
-def within(moments: Int64, start: Int64, end: Int64) -> Int64:
-    """How many of the ascending moments lie in each interval, both ends included; starts and ends ascend, too."""
-    found = np.empty(len(start), np.int64)
-    _count(moments, start, end, found)
-    return found
-
-
-@Compiled
-def _count(moments: Int64, start: Int64, end: Int64, found: Int64) -> None:
-    first, after = 0, 0
-    for i in range(len(start)):
-        while first < len(moments) and moments[first] < start[i]:
-            first += 1
-        while after < len(moments) and moments[after] <= end[i]:
-            after += 1
-        found[i] = after - first
-
-
 NEVER = np.iinfo(np.int64).max
+
+
+def fillings(
+    start: Int64, end: Int64, thread: Int32, workers: Bool, waiting: Int64, *, gaps: bool
+) -> tuple[Int64, Int64, Int64]:
+    """Which other threads' work fills slices, or gaps before them: the slice, and the first and last slice of the work.
+
+    It starts and ends inside, is at least half of what it fills, and nothing else of the thread overlaps that; where a
+    gap is filled, nothing else of the thread overlaps the slices around it either, as far as there is no other gap.
+
+    What may be filled is visited in order of its end, with the threads at hand in order of their latest work: who
+    worked last at a time before the middle fills less than half, and so does everybody after.
+
+    Args:
+        start: Of the slices, sorted by (thread, start); they do not overlap on a thread.
+        end: Likewise.
+        thread: Likewise.
+        workers: Threads whose work counts.
+        waiting: The slices that may be filled, or the gaps before which may.
+        gaps: Whether it is gaps.
+    """
+    bounds = np.searchsorted(thread, np.arange(len(workers) + 1, dtype=thread.dtype))
+    working = [np.arange(bounds[who], bounds[who + 1]) for who in np.flatnonzero(workers)]
+    ended, waits = _by(end, np.concatenate([np.empty(0, np.int64), *working])), _by(start if gaps else end, waiting)
+    columns = start, end, thread, workers, bounds, ended, waits, gaps
+    room, filled = 0, len(waits) + 64  # few are filled by several threads
+    while filled > room:
+        room = filled
+        found, links = np.empty((3, room), np.int64), np.full((2, len(workers) + 1), -1, np.int64)
+        filled = _fill(
+            *columns, np.full(len(workers), -1, np.int64), np.empty((2, len(workers)), np.int64), links, found
+        )
+    slices, first, last = found[:, :filled]
+    order = np.lexsort((slices, thread[first], thread[slices]))
+    return slices[order], first[order], last[order]
+
+
+def _by(moment: Int64, rows: Int64) -> Int64:
+    return rows[np.argsort(moment[rows], kind="stable")]
 
 
 @Compiled
 def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
     """Move a thread to the front of a list that is linked both ways, or add it there."""
+    if newer[who] == head:
+        return
     if newer[who] >= 0:
         older[newer[who]] = older[who]
         if older[who] >= 0:
@@ -177,64 +200,16 @@ def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
     older[head] = who
 
 
-def fillings(
-    start: Int64,
-    end: Int64,
-    thread: Int64,
-    workers: Bool,
-    caller: Int64,
-    wait_start: Int64,
-    wait_end: Int64,
-    since: Int64,
-    until: Int64,
-) -> tuple[Int64, Int64, Int64]:
-    """Which threads' work fills an interval of another thread: the interval, and the first and last slice of the work.
-
-    It starts and ends inside, is at least half of the interval, and nothing else of the thread lies between `since`
-    and `until`. Intervals are visited in order of their ends, with the threads at hand in order of their latest work:
-    who worked last at a time before the middle fills less than half, and so does everybody after.
-
-    Args:
-        start: Of the slices, sorted by (thread, start).
-        end: Likewise.
-        thread: Likewise; threads are counted from 0.
-        workers: Threads whose work counts.
-        caller: The thread that each interval is of.
-        wait_start: Start of each interval.
-        wait_end: Its end.
-        since: Until when, before it, another thread's own work is allowed.
-        until: From when on, after it, another thread's own work is allowed.
-    """
-    busy = np.concatenate(([0], np.cumsum(end - start)))
-    bounds = np.searchsorted(thread, np.arange(len(workers) + 1))
-    order = np.argsort(end, kind="stable"), np.argsort(wait_end, kind="stable")
-    columns = start, end, thread, workers, caller, wait_start, wait_end, since, until, busy, bounds, *order
-    room, filled = 0, len(wait_start) + 64  # few intervals are filled by several threads
-    while filled > room:
-        room = filled
-        found = np.empty((3, room), np.int64)
-        links = np.full((2, len(workers) + 1), -1, np.int64)
-        filled = _fill(
-            *columns, np.full(len(workers), -1, np.int64), np.empty((2, len(workers)), np.int64), links, found
-        )
-    return found[0, :filled].copy(), found[1, :filled].copy(), found[2, :filled].copy()
-
-
 @Compiled
 def _fill(
     start: Int64,
     end: Int64,
-    thread: Int64,
+    thread: Int32,
     workers: Bool,
-    caller: Int64,
-    wait_start: Int64,
-    wait_end: Int64,
-    since: Int64,
-    until: Int64,
-    busy: Int64,
     bounds: Int64,
     ended: Int64,
     waits: Int64,
+    gaps: bool,  # noqa: FBT001
     latest: Int64,
     around: Int64,
     links: Int64,
@@ -242,34 +217,61 @@ def _fill(
 ) -> int:
     """Fill what is found, as far as there is room, and count all of it.
 
-    `busy` is work before each slice, `bounds` where threads begin, `ended` and `waits` the order of ends; `latest` is
-    the slice of each thread that ended last, `around` when it did, and when the next starts.
+    `bounds` is where threads begin, `ended` and `waits` the order of ends; `latest` is the slice of each thread that
+    ended last, `around` when it did, and when the next starts.
     """
     ended_ns, next_ns, newer, older = around[0], around[1], links[0], links[1]
     head = len(workers)  # stands before the thread that worked last
     filled, done = 0, 0
     for wait in waits:
-        while done < len(ended) and end[ended[done]] <= wait_end[wait]:
+        left, right = (end[wait - 1], start[wait]) if gaps else (start[wait], end[wait])
+        while done < len(ended) and end[ended[done]] <= right:
             row = ended[done]
             done += 1
             who = thread[row]
-            if not workers[who]:
-                continue
             latest[who], ended_ns[who] = row, end[row]
             next_ns[who] = start[row + 1] if row + 1 < bounds[who + 1] else NEVER
             _put_first(older, newer, who, head)
-        length, who = wait_end[wait] - wait_start[wait], older[head]
-        while who >= 0 and 2 * (ended_ns[who] - wait_start[wait]) >= length:
-            if next_ns[who] >= until[wait] and who != caller[wait]:
-                last, begin = latest[who], bounds[who]
-                first = first_from(start, begin, last + 1, wait_start[wait])
-                fills = first <= last and 2 * (busy[last + 1] - busy[first]) >= length
-                if fills and (first == begin or end[first - 1] <= since[wait]):
+        who = older[head]
+        while who >= 0 and 2 * (ended_ns[who] - left) >= right - left:
+            last, own = latest[who], thread[wait]
+            if who != own and start[last] >= left and next_ns[who] >= right:
+                first = first_from(start, bounds[who], last, left)
+                before = end[first - 1] if first > bounds[who] else -NEVER
+                since = _since(start, end, wait, bounds[own]) if gaps else left
+                until = _until(start, end, wait, bounds[own + 1]) if gaps else right
+                if before <= since and next_ns[who] >= until and _busy(start, end, first, last, right - left):
                     if filled < found.shape[1]:
                         found[0, filled], found[1, filled], found[2, filled] = wait, first, last
                     filled += 1
             who = older[who]
     return filled
+
+
+@Compiled
+def _since(start: Int64, end: Int64, row: int, begin: int) -> int:
+    """When the slices up to the gap before one began to follow one another without a gap."""
+    at = row - 1
+    while at > begin and end[at - 1] == start[at]:
+        at -= 1
+    return start[at]
+
+
+@Compiled
+def _until(start: Int64, end: Int64, row: int, stop: int) -> int:
+    """Until when slices follow one another without a gap from one on."""
+    while row + 1 < stop and end[row] == start[row + 1]:
+        row += 1
+    return end[row]
+
+
+@Compiled
+def _busy(start: Int64, end: Int64, first: int, last: int, length: int) -> bool:
+    """Whether some slices take at least half of a length of time."""
+    busy = 0
+    for row in range(first, last + 1):
+        busy += end[row] - start[row]
+    return 2 * busy >= length
 
 
 @Compiled

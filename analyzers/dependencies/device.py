@@ -26,9 +26,11 @@ def launched(trace: Trace) -> Launched:
     e, lanes = trace.events, trace.lanes
     work = np.flatnonzero(e.correlation >= 0)
     work = work[lanes.device[e.lane[work]] != ABSENT]
-    call = np.full(len(e), ABSENT, np.int32)
+    call, call_ns = np.full(len(e), ABSENT, np.int32), np.full(len(e), _BEFORE_THE_TRACE)
     call[work] = calls_of(trace, lanes.rank[e.lane[work]], e.correlation[work])
-    return Launched(call, np.where(call >= 0, e.start_ns[call], _BEFORE_THE_TRACE))
+    work = work[call[work] >= 0]
+    call_ns[work] = e.start_ns[call[work]]
+    return Launched(call, call_ns)
 
 
 def calls_of(trace: Trace, rank: Int32, correlation: Int64) -> Int32:
@@ -101,18 +103,17 @@ def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
     starts when it has ended. On a device line, whose events nest, consecutive slices are in order; so are the two
     parts of a collective.
     """
-    e, s = trace.events, cut.slices
-    rows = in_stream_order(trace)
+    e, rows = trace.events, in_stream_order(trace)
     before, after = rows[:-1], rows[1:]
     longest = rows[_last_to_end(e.lane[rows], e.end_ns[rows])][:-1]
     same = e.lane[before] == e.lane[after]
     before, after, longest = before[same], after[same], longest[same]
     behind = e.end_ns[before] <= e.start_ns[after] + resolution_ns
     outlasted = (longest != before) & (e.end_ns[longest] <= e.start_ns[after] + resolution_ns)
-    on_line = np.append(trace.lanes.kind == LaneKind.LINE, False)[s.lane]
-    following = (s.lane[1:] == s.lane[:-1]) & (on_line[1:] | (s.event[1:] == s.event[:-1]))
-    following &= np.append(trace.lanes.kind != LaneKind.THREAD, False)[s.lane[1:]]
-    left = np.flatnonzero(following)
+    left = np.flatnonzero((trace.lanes.kind != LaneKind.THREAD)[cut.lane[:-1]])
+    left = left[cut.lane[left] == cut.lane[left + 1]]
+    on_line = (trace.lanes.kind == LaneKind.LINE)[cut.lane[left]]
+    left = left[on_line | (cut.slices.event[left] == cut.slices.event[left + 1])]
     return [
         Edges(cut.end_of(before[behind]), cut.start_of(after[behind]), EdgeKind.STREAM_ORDER),
         Edges(cut.end_of(longest[outlasted]), cut.start_of(after[outlasted]), EdgeKind.STREAM_ORDER),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -14,9 +13,9 @@ from traceflow.trace.model import Bool, Int64, LaneKind, Rows, Trace
 
 def program_order(trace: Trace, cut: Cut) -> Edges:
     """On a host thread, the end of a slice binds the start of the next."""
-    here = _on(trace, cut, LaneKind.THREAD)
-    following = (cut.slices.lane[here[1:]] == cut.slices.lane[here[:-1]]).nonzero()[0]
-    return Edges(2 * here[following] + 1, 2 * here[following + 1], EdgeKind.PROGRAM_ORDER)
+    lane, threads = cut.lane, trace.lanes.kind == LaneKind.THREAD
+    before = np.flatnonzero((lane[1:] == lane[:-1]) & threads[lane[1:]]).astype(np.int32)
+    return Edges(2 * before + 1, 2 * before + 2, EdgeKind.PROGRAM_ORDER)
 
 
 def flows(trace: Trace, cut: Cut) -> list[Edges]:
@@ -40,33 +39,28 @@ def hand_off(trace: Trace, cut: Cut) -> tuple[Edges, Int64]:
     same start or the same return by different threads, the engine's is believed, then the one that leaves the least
     time.
     """
-    here = _on(trace, cut, LaneKind.THREAD)
-    rank = trace.lanes.rank[cut.slices.lane[here]]
     engine = np.array([text.startswith("autograd::engine::") for text in trace.strings] or [False])
-    by_engine = engine[trace.events.name[cut.slices.event]]
-    found = [_Filled.none(), *(_filled(cut, here[rank == which], by_engine) for which in np.unique(rank))]
+    by_engine = engine[trace.events.name]
+    works = np.zeros(len(trace.lanes), bool)
+    works[trace.events.lane[by_engine]] = True
+    found = [_Filled.none()]
+    for rank in np.unique(trace.lanes.rank):
+        threads = (trace.lanes.rank == rank) & (trace.lanes.kind == LaneKind.THREAD)
+        gaps, calls = _filled(cut, threads, threads), _filled(cut, threads, threads & works, calls=True)
+        found += gaps, calls.of(by_engine[cut.slices.event[calls.first >> 1]])
     filled = _Filled(*map(np.concatenate, zip(*found, strict=True)))
     start, first, last, end, spare_ns = filled.of(_agrees_with_data(trace, cut, filled))
     source, target = np.concatenate((start, last)), np.concatenate((first, end))
-    worst_first = np.lexsort((-np.tile(spare_ns, 2), np.tile(by_engine[first >> 1], 2)))
-    likeliest = np.full(2 * len(cut.slices), -1)
-    likeliest[target[worst_first]] = source[worst_first]  # the last one written stays
-    likely = likeliest[target] == source
+    engines = by_engine[cut.slices.event[first >> 1]]
+    worst_first = np.lexsort((-np.tile(spare_ns, 2), np.tile(engines, 2)))
+    place = np.unique(target, return_inverse=True)[1]
+    likeliest = np.empty(len(target), np.int64)
+    likeliest[place[worst_first]] = source[worst_first]  # the last one written stays
+    likely = likeliest[place] == source
     chosen = likely[: len(start)] & likely[len(start) :]
     source, target = source[np.tile(chosen, 2)], target[np.tile(chosen, 2)]
     waits = start[chosen & (start >> 1 == end >> 1)] >> 1
     return Edges(source.astype(np.int32), target.astype(np.int32), EdgeKind.HAND_OFF), waits
-
-
-class _Waits(NamedTuple):
-    """Intervals of one thread in which it may wait for another, and the time around each in which it works itself."""
-
-    start: Int64  # vertices
-    end: Int64
-    start_ns: Int64
-    end_ns: Int64
-    since_ns: Int64
-    until_ns: Int64
 
 
 class _Filled(NamedTuple):
@@ -88,71 +82,24 @@ class _Filled(NamedTuple):
         return _Filled(*(column[chosen] for column in self))
 
 
-def _gaps(cut: Cut, thread: Int64) -> _Waits:
-    """Between slices; a thread works itself until the gap before, and until the gap after."""
-    left, right = cut.slices.end_ns[thread[:-1]], cut.slices.start_ns[thread[1:]]
-    gap = (right > left).nonzero()[0]
-    left, right = left[gap], right[gap]
-    since = np.concatenate((cut.slices.start_ns[thread[:1]], right))[: len(gap)]
-    until = np.concatenate((left, cut.slices.end_ns[thread[-1:]]))[1 : len(gap) + 1]
-    return _Waits(2 * thread[gap] + 1, 2 * thread[gap + 1], left, right, since, until)
+def _filled(cut: Cut, threads: Bool, workers: Bool, *, calls: bool = False) -> _Filled:
+    """Gaps of the threads of one rank, or calls, that the work of another thread, one of the workers, fills."""
+    from traceflow.analyzers.dependencies._sweep import fillings
 
-
-def _calls(cut: Cut, thread: Int64) -> _Waits:
-    """Slices; nothing is asked of what is around them."""
-    calls = thread[cut.slices.kind[thread] == SliceKind.HOST]
-    start_ns, end_ns = cut.slices.start_ns[calls], cut.slices.end_ns[calls]
-    return _Waits(2 * calls, 2 * calls + 1, start_ns, end_ns, start_ns, end_ns)
-
-
-def _filled(cut: Cut, rows: Int64, by_engine: Bool) -> _Filled:
-    """Gaps of each thread of a rank that another thread fills, and calls that one of the engine's threads fills.
-
-    Args:
-        cut: The slices.
-        rows: Those on the rank's threads, thread by thread.
-        by_engine: Slices that are the engine's work, shape (slices,).
-    """
-    lane = cut.slices.lane[rows]
-    threads = np.split(rows, np.flatnonzero(np.diff(lane)) + 1)
-    works = np.array([bool(by_engine[thread].any()) for thread in threads])
-    in_gaps = _search(cut, threads, _gaps, np.ones(len(threads), bool))
-    if not works.any():
-        return in_gaps
-    in_calls = _search(cut, threads, _calls, works)
-    in_calls = in_calls.of(by_engine[in_calls.first >> 1])
-    return _Filled(*map(np.concatenate, zip(in_gaps, in_calls, strict=True)))
-
-
-def _search(cut: Cut, threads: list[Int64], intervals: Callable[[Cut, Int64], _Waits], workers: Bool) -> _Filled:
-    """The intervals of every thread that the work of another, one of the workers, fills.
-
-    Most hold no start of such work and are left out before anything is sorted.
-    """
-    from traceflow.analyzers.dependencies._sweep import fillings, within
-
-    starts_ns = [cut.slices.start_ns[thread] for thread in threads]
-    working_ns = np.sort(np.concatenate([own for own, works in zip(starts_ns, workers, strict=True) if works]))
-    each = []
-    for thread, own_ns, works in zip(threads, starts_ns, workers, strict=True):
-        waits = intervals(cut, thread)
-        others = within(working_ns, waits.start_ns, waits.end_ns)
-        if works:
-            others -= within(own_ns, waits.start_ns, waits.end_ns)
-        each.append(_Waits(*(column[others > 0] for column in waits)))
-    rows = np.concatenate(threads)
-    waits = _Waits(*map(np.concatenate, zip(*each, strict=True)))
-    number = np.arange(len(threads), dtype=np.int64)
-    thread = np.repeat(number, [len(own) for own in threads])
-    caller = np.repeat(number, [len(own.start) for own in each])
-    start_ns, end_ns = cut.slices.start_ns[rows], cut.slices.end_ns[rows]
-    wait, first, last = fillings(
-        start_ns, end_ns, thread, workers, caller, waits.start_ns, waits.end_ns, waits.since_ns, waits.until_ns
-    )
-    order = np.lexsort((wait, thread[first], caller[wait]))
-    wait, first, last = wait[order], first[order], last[order]
-    spare_ns = waits.end_ns[wait] - waits.start_ns[wait] - (end_ns[last] - start_ns[first])
-    return _Filled(waits.start[wait], 2 * rows[first], 2 * rows[last] + 1, waits.end[wait], spare_ns)
+    if not workers.any():
+        return _Filled.none()
+    own = np.flatnonzero(threads).astype(np.int32)
+    part = slice(np.searchsorted(cut.lane, own[0]), np.searchsorted(cut.lane, own[-1], side="right"))
+    lane, start_ns, end_ns = cut.lane[part], cut.slices.start_ns[part], cut.slices.end_ns[part]
+    if calls:
+        waits = np.flatnonzero((cut.slices.kind[part] == SliceKind.HOST) & threads[lane])
+    else:
+        waits = 1 + np.flatnonzero((start_ns[1:] > end_ns[:-1]) & (lane[1:] == lane[:-1]) & threads[lane[1:]])
+    wait, first, last = fillings(start_ns, end_ns, lane, workers, waits, gaps=not calls)
+    length_ns = end_ns[wait] - start_ns[wait] if calls else start_ns[wait] - end_ns[wait - 1]
+    spare_ns = length_ns - (end_ns[last] - start_ns[first])
+    wait, first, last = wait + part.start, first + part.start, last + part.start
+    return _Filled(2 * wait - (not calls), 2 * first, 2 * last + 1, 2 * wait + calls, spare_ns)
 
 
 def _agrees_with_data(trace: Trace, cut: Cut, filled: _Filled) -> Bool:
@@ -169,9 +116,3 @@ def _count(rows: Rows, first: Int64, last: Int64) -> Int64:
     """How many of the rows lie in each range, both ends included."""
     ordered = np.sort(rows)
     return np.searchsorted(ordered, last, side="right") - np.searchsorted(ordered, first, side="left")
-
-
-def _on(trace: Trace, cut: Cut, kind: LaneKind) -> Int64:
-    """Rows of the slices on lanes of a kind, in order."""
-    of_kind = np.append(trace.lanes.kind == kind, False)  # the last stands for joins, which have no lane
-    return of_kind[cut.slices.lane].nonzero()[0]

@@ -11,9 +11,7 @@ from traceflow.trace.model import LaneKind, Trace
 
 def nesting(trace: Trace, cut: Cut) -> Edges:
     """On a worker lane, an operation's slice binds the slice of its child that follows it, and the reverse."""
-    slices, inner = cut.slices, slice(len(cut.depth))
-    worker = np.append(trace.lanes.kind == LaneKind.WORKER, False)[slices.lane[inner]]
-    left = np.flatnonzero(
-        worker[:-1] & (slices.lane[inner][1:] == slices.lane[inner][:-1]) & (np.abs(np.diff(cut.depth)) == 1)
-    )
+    left = np.flatnonzero((trace.lanes.kind == LaneKind.WORKER)[cut.lane[:-1]])
+    left = left[cut.lane[left] == cut.lane[left + 1]]
+    left = left[np.abs(cut.depth[left] - cut.depth[left + 1]) == 1]
     return Edges(2 * left + 1, 2 * left + 2, EdgeKind.DATA)

@@ -35,6 +35,11 @@ class Cut:
         """Vertex at which each event starts."""
         return 2 * self.first[event]
 
+    @property
+    def lane(self) -> Int32:
+        """The lane of each slice that is on one; joins come after these."""
+        return self.slices.lane[: len(self.depth)]
+
     def with_blocked(self, rows: Rows) -> Cut:
         """The same slices, where those of the given rows only wait."""
         kind = self.slices.kind.copy()

@@ -25,19 +25,20 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
     launched before it, that ended last before it returned.
     """
     blocks = _blocks(trace, blocking)
-    waits = _waits(trace, np.flatnonzero(blocks & _synchronises_devices(trace)))
+    waits = _waits(trace, _for_everything(trace, blocks))
     work, awaited, after = _followed(trace, launch, waits)
     recorded = np.arange(len(waits.call)) < len(trace.syncs.kind)
     on_host = waits.waits & (waits.kind != SyncKind.STREAM_WAIT)
     explained = np.zeros(len(trace.events), bool)
     explained[waits.call[on_host & recorded]] = True  # be it by nothing that was queued
-    own = np.flatnonzero((launch.call >= 0) & blocks[launch.call])
+    own = np.flatnonzero(launch.call >= 0)
+    own = own[np.isin(launch.call[own], blocks)]
     explained[launch.call[own]] = True
     on_host[~recorded] = ~explained[waits.call[~recorded]]
     of_stream, of_call = _chosen(awaited, after >= 0), _chosen(awaited, on_host)
     told = work[of_call[0]], waits.call[of_call[1]]
     explained[told[1]] = True
-    inferred = _inferred(trace, launch, np.flatnonzero(blocks & ~explained))
+    inferred = _inferred(trace, launch, blocks[~explained[blocks]])
     done: Int64 = np.concatenate((own, told[0], inferred[0]))
     call: Int64 = np.concatenate((launch.call[own], told[1], inferred[1]))
     return [
@@ -46,19 +47,21 @@ def synchronisation(trace: Trace, launch: Launched, cut: Cut, blocking: Bool) ->
     ], len(inferred[0])
 
 
-def _blocks(trace: Trace, blocking: Bool) -> Bool:
+def _blocks(trace: Trace, blocking: Bool) -> Int64:
     """Host events that wait for the device."""
-    on_host: Bool = trace.lanes.device[trace.events.lane] == ABSENT
-    elsewhere = np.array([waits_on_host(text) for text in trace.strings] or [False])[trace.events.name]
-    waits: Bool = on_host & ~elsewhere & ((trace.events.kind == Kind.WAIT) | blocking)
+    e = trace.events
+    rows = np.flatnonzero((e.kind == Kind.WAIT) | blocking)
+    elsewhere = np.array([waits_on_host(text) for text in trace.strings] or [False])
+    on_host = trace.lanes.device[e.lane[rows]] == ABSENT
+    waits: Int64 = rows[on_host & ~elsewhere[e.name[rows]]]
     return waits
 
 
-def _synchronises_devices(trace: Trace) -> Bool:
-    """Events that wait for everything, by their names."""
+def _for_everything(trace: Trace, rows: Int64) -> Int64:
+    """Those of some calls that by their names wait for all devices."""
     named = np.array([text.endswith(("DeviceSynchronize", "CtxSynchronize")) for text in trace.strings] or [False])
-    by_name: Bool = named[trace.events.name]
-    return by_name
+    chosen: Int64 = rows[named[trace.events.name[rows]]]
+    return chosen
 
 
 class _Waits(NamedTuple):
@@ -183,11 +186,11 @@ def _inferred(trace: Trace, launch: Launched, calls: Int64) -> _Pairs:
     from traceflow.analyzers.dependencies._waiting import launched_before
 
     e, lanes = trace.events, trace.lanes
-    on_device, rank = (lanes.device != ABSENT)[e.lane], lanes.rank[e.lane]
+    rank = lanes.rank[e.lane[calls]]
     pairs = [(np.empty(0, np.int64), np.empty(0, np.int64))]
-    for which in np.unique(rank[calls]):
-        own = calls[rank[calls] == which]
-        work = np.flatnonzero(on_device & (rank == which))
+    for which in np.unique(rank):
+        own = calls[rank == which]
+        work = np.flatnonzero(((lanes.device != ABSENT) & (lanes.rank == which))[e.lane])
         work = work[np.argsort(e.end_ns[work], kind="stable")]
         low, high = (np.searchsorted(e.end_ns[work], of[own], "right") for of in (e.start_ns, e.end_ns))
         at = np.empty(len(own), np.int64)
