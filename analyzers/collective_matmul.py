@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.analyzers.rings.checks import Flaw, flaws
-from traceflow.analyzers.rings.executed import Recorded, Walked, candidates_of, loops_of, walked
 from traceflow.analyzers.rings.operators import operator_loops
 from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop
 from traceflow.analyzers.rings.waits import waiting_products
-from traceflow.analyzers.window import Window
-from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.analyzers.rings.executed import Walked
+    from traceflow.analyzers.rings.recorded import Recorded
+    from traceflow.analyzers.rings.rounds import Ring
+    from traceflow.analyzers.window import Window
+    from traceflow.program.module import Programs
 
 _GRAVE = frozenset({"TF260", "TF261"})
 _NOTABLE_SHARE = 0.01  # of the window
@@ -69,19 +71,17 @@ def collective_matmul(
     # A trace comes with every program of its process, those of which nothing ran included.
     ran = set(recorded.trace.hlo.program.tolist()) if recorded else set()
     asked = {key: module for key, module in programs.items() if not ran or key in ran}
-    known = [one for key, module in asked.items() if (one := walked(key, module)) is not None]
-    rings = [pair for one in known for pair in loops_of(one, recorded, undivided)]
+    known, rings, candidates = _in_programs(asked, recorded, undivided)
     loops = [loop for loop, _ in rings] + (list(operator_loops(recorded, undivided)) if recorded else [])
     loops.sort(key=lambda loop: -(loop.exposed_ns or 0))
-    waiting = waiting_products(recorded) if recorded else ()
-    candidates = sorted((*(c for one in known for c in candidates_of(one, recorded)), *waiting), key=_order)
+    candidates = sorted((*candidates, *(waiting_products(recorded) if recorded else ())), key=_order)
     window = recorded.window if recorded else None
     return CollectiveMatmul(
         window=window,
         loops=tuple(loops),
         candidates=tuple(candidates),
         findings=(
-            *(finding for loop, ring in rings for finding in _wrong(loop, flaws(ring))),
+            *(finding for loop, ring in rings for finding in _wrong(loop, ring)),
             *(finding for loop in loops for finding in _exposed(loop)),
             *_savings(candidates, window),
         ),
@@ -90,12 +90,27 @@ def collective_matmul(
     )
 
 
+def _in_programs(
+    programs: Programs, recorded: Recorded | None, undivided: Recorded | None
+) -> tuple[list[Walked], list[tuple[Loop, Ring]], list[Candidate]]:
+    """The programs that communicate and multiply, with the rings and the candidates in them."""
+    if not programs:
+        return [], [], []
+    from traceflow.analyzers.rings.executed import candidates_of, loops_of, walked
+
+    known = [one for key, module in programs.items() if (one := walked(key, module)) is not None]
+    rings = [pair for one in known for pair in loops_of(one, recorded, undivided)]
+    return known, rings, [candidate for one in known for candidate in candidates_of(one, recorded)]
+
+
 def _order(one: Candidate) -> tuple[int, int, int]:
     return -(one.saved_ns or 0), -(one.exposed_ns or 0), -(one.bytes or 0)
 
 
-def _wrong(loop: Loop, wrong: Iterable[Flaw]) -> Iterator[Finding]:
-    for flaw in wrong:
+def _wrong(loop: Loop, ring: Ring) -> Iterator[Finding]:
+    from traceflow.analyzers.rings.checks import flaws
+
+    for flaw in flaws(ring):
         yield Finding(
             code=flaw.code,
             severity=Severity.ERROR if flaw.code in _GRAVE else Severity.WARNING,

@@ -9,17 +9,18 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
-from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.idle_time import idle_time
 from traceflow.analyzers.join import Written, written
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind, SliceKind
-from traceflow.program.module import Programs
 from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Text, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.program.module import Programs
 
 KINDS = ("compute", "transfer", "communication", "copy", "host", "launch", "idle")
 """Kinds of segments; the first five are those of the slices that work, in the order of `SliceKind`."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.analyzers.dependencies import Dependencies
 from traceflow.graph import NO_EVENT
-from traceflow.program.description import described
-from traceflow.program.frames import is_framework
-from traceflow.program.module import HloModule, Programs
-from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64, Rows, Text, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.program.module import HloModule, Programs
+    from traceflow.result import Json
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +185,8 @@ def _of_instructions(
 
 
 def _operations(module: HloModule, rows: Rows) -> list[object]:
+    from traceflow.program.description import described
+
     return [described(module, row) for row in rows.tolist()]
 
 
@@ -196,4 +199,6 @@ def _sources(module: HloModule, rows: Rows) -> list[object]:
 
 
 def _by_user(module: HloModule, rows: Rows) -> list[object]:
+    from traceflow.program.frames import is_framework
+
     return [bool(module.source[row]) and not is_framework(module.source[row]) for row in rows]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceflow.program.buffers import Allocations, BufferEventKind, Buffers, HeapEvents
 from traceflow.program.layout import part_of
-from traceflow.program.module import HloModule
 from traceflow.program.shape import shape_bytes, without_layout
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64
+
+if TYPE_CHECKING:
+    from traceflow.program.module import HloModule
 
 BEFORE = -1
 

@@ -11,15 +11,16 @@ import numpy as np
 
 from traceflow.analyzers.allocator import AllocatorUse, allocators
 from traceflow.analyzers.memory_traffic import Traffic, traffic
-from traceflow.analyzers.program_memory import Moment, Peak, ProgramMemory, program_memory, why_no_peak
 from traceflow.errors import TraceflowError
-from traceflow.program.module import HloModule, Programs
-from traceflow.program.stated import Stated
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 from traceflow.trace.model import ABSENT, Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.analyzers.program_memory import ProgramMemory
+    from traceflow.program.module import HloModule, Programs
+    from traceflow.program.stated import Stated
 
 _WORTH_DONATING, _WORTH_DONATING_BYTES = 0.01, 1 << 20
 _SIZES = (
@@ -105,6 +106,28 @@ def memory(
     """
     for pattern in (*without, *donate):
         _check(pattern)
+    rows = _needs(trace, programs, stated, without, donate)
+    shown = [row for row in rows if row.executed is not False]
+    uses, allocator_skipped = allocators(trace)
+    moved, traffic_skipped = traffic(trace, programs)
+    return Memory(
+        programs=tuple(rows),
+        co_resident=_co_resident(shown),
+        allocator=uses,
+        traffic=moved,
+        findings=tuple(_findings(shown)),
+        skipped=(*_skipped(rows, shown, programs), *allocator_skipped, *traffic_skipped),
+    )
+
+
+def _needs(
+    trace: Trace, programs: Programs, stated: Sequence[Stated], without: Sequence[str], donate: Sequence[str]
+) -> list[ProgramMemory]:
+    """What each program needs, the largest peak first."""
+    if not programs:
+        return []
+    from traceflow.analyzers.program_memory import program_memory
+
     executed = {int(key) for key in np.unique(trace.hlo.program)}
     rows = [
         program_memory(
@@ -119,18 +142,7 @@ def memory(
     ]
     peaks = {one.module: one.peak_bytes for one in stated}
     rows = [_placed(trace, replace(row, compiler_peak_bytes=peaks.get(row.module))) for row in rows]
-    rows.sort(key=_order)
-    shown = [row for row in rows if row.executed is not False]
-    uses, allocator_skipped = allocators(trace)
-    moved, traffic_skipped = traffic(trace, programs)
-    return Memory(
-        programs=tuple(rows),
-        co_resident=_co_resident(shown),
-        allocator=uses,
-        traffic=moved,
-        findings=tuple(_findings(shown)),
-        skipped=(*_skipped(rows, shown, programs), *allocator_skipped, *traffic_skipped),
-    )
+    return sorted(rows, key=_order)
 
 
 def _arguments(module: HloModule, stated: Sequence[Stated]) -> tuple[str, ...]:
@@ -157,6 +169,8 @@ def _check(pattern: str) -> None:
 
 def _placed(trace: Trace, row: ProgramMemory) -> ProgramMemory:
     """With the first moments at which devices execute the instruction of the peak."""
+    from traceflow.analyzers.program_memory import Moment, Peak
+
     if row.peak_at is None or row.peak_at.row == ABSENT:
         return row
     hlo, lanes = trace.hlo, trace.lanes
@@ -230,7 +244,7 @@ def _skipped(rows: Sequence[ProgramMemory], shown: Sequence[ProgramMemory], prog
     """What is not known of programs, each reason once."""
     if not rows:
         yield Skipped("/result/programs", "the capture holds no compiled program")
-    gaps = dict.fromkeys(gap for row in rows for gap in _gaps(row, why_no_peak(programs[row.program])))
+    gaps = dict.fromkeys(gap for row in rows for gap in _gaps(row, programs[row.program]))
     for reason, name in gaps:
         yield Skipped(f"/result/programs/*/{name}", reason)
     if len(shown) == 1 and shown[0].live_peak_bytes is not None:
@@ -243,14 +257,11 @@ def _skipped(rows: Sequence[ProgramMemory], shown: Sequence[ProgramMemory], prog
         )
 
 
-def _gaps(row: ProgramMemory, why: str) -> Iterator[tuple[str, str]]:
-    """Reason and name of each figure of a program that is not known.
+def _gaps(row: ProgramMemory, module: HloModule) -> Iterator[tuple[str, str]]:
+    """Reason and name of each figure of a program that is not known."""
+    from traceflow.analyzers.program_memory import why_no_peak
 
-    Args:
-        row: The program.
-        why: Why its live peak is not known, empty where it is.
-    """
-    if why:
+    if why := why_no_peak(module):
         sizes = _SIZES if row.packed_bytes is None else _SIZES[:1]
         yield from ((why, name) for name in ("live_peak_bytes", "peak_at", "live_at_peak", "live", *sizes))
     if row.scheduled_peak_bytes is None:

@@ -8,19 +8,18 @@ from dataclasses import asdict, dataclass
 from math import prod
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.analyzers.live_ranges import value_name, value_shape
 from traceflow.analyzers.memory_traffic import executions, is_piece
 from traceflow.analyzers.moe import RoutedLayer, routed_layers
-from traceflow.analyzers.program_memory import program_memory
-from traceflow.intent.routing import Routing
 from traceflow.program.layout import arrays_of, leaves, stored
-from traceflow.program.module import HloModule, Programs
-from traceflow.program.stated import Stated, StatedArray
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
-from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.intent.routing import Routing
+    from traceflow.program.module import HloModule, Programs
+    from traceflow.program.stated import Stated, StatedArray
+    from traceflow.trace.model import Trace
 
 _NOTABLE_SHARE = 0.1
 _NO_MEMORY = frozenset({"tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"})
@@ -227,6 +226,8 @@ def _values(module: HloModule) -> Iterator[PaddedLayout]:
 
 def _assigned(module: HloModule) -> Iterator[PaddedLayout]:
     """Logical buffers that hold an array, with the size that the compiler gave them."""
+    from traceflow.analyzers.live_ranges import value_name, value_shape
+
     buffers = module.buffers
     if buffers is None:
         return
@@ -246,6 +247,8 @@ def _assigned(module: HloModule) -> Iterator[PaddedLayout]:
 
 
 def _program(key: int, module: HloModule, values: Sequence[PaddedLayout]) -> PaddedProgram:
+    from traceflow.analyzers.program_memory import program_memory
+
     needs = program_memory(module, program=key)
     at_peak = None
     if needs.live_peak_bytes is not None:

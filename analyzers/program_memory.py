@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,10 +21,12 @@ from traceflow.analyzers.live_ranges import (
     value_shape,
 )
 from traceflow.analyzers.scheduled_peak import scheduled_peak_bytes
-from traceflow.program.buffers import Allocations, Buffers
-from traceflow.program.module import HloModule
-from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64
+
+if TYPE_CHECKING:
+    from traceflow.program.buffers import Allocations, Buffers
+    from traceflow.program.module import HloModule
+    from traceflow.result import Json
 
 START, END = "start", "end"
 _CURVE = 400

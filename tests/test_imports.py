@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from sources import ROOT
+from test_cli import kineto
 
 import traceflow
 from traceflow.errors import TraceflowError
 from traceflow.trace.model import Trace
 
 HEAVY = {"dask", "jax", "numba", "pandas", "plotly", "pyarrow", "torch"}
+
+
+# What no trace of PyTorch needs that came without programs and without a record of routing.
+OF_OTHERS = {
+    "google",
+    "traceflow.analyzers.program_memory",
+    "traceflow.analyzers.rings.executed",
+    "traceflow.analyzers.sharding.audit",
+    "traceflow.capture",
+    "traceflow.intent.plan",
+    "traceflow.program.hlo_module_text",
+    "traceflow.program.hlo_proto",
+    "traceflow.program.stated",
+    "traceflow.trace._gloo",
+    "traceflow.trace._xla_trace",
+    "traceflow.trace.chrome",
+    "traceflow.trace.nsight",
+    "traceflow.trace.operations",
+    "traceflow.trace.torch_memory",
+}
+# What answers to other questions than the critical path are made of.
+OF_OTHER_QUESTIONS = {
+    "traceflow.analyzers.attribution",
+    "traceflow.analyzers.moe",
+    "traceflow.intent",
+    "traceflow.program.cost",
+    "traceflow.program.frames",
+}
+OF_OTHER_VERBS = {f"traceflow.cli.{verb}" for verb in ("check", "demo", "diff", "export", "plan", "query", "report")}
+CLI = "from traceflow.cli import main; main(['show', {!r}, 'rank0.json'])"
 
 
 def modules_after(script: str, folder: Path) -> set[str]:
@@ -38,6 +70,34 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(script: str, tmp_path: Path
     loaded = modules_after(script, tmp_path)
     assert "traceflow" in loaded
     assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    ("script", "needless"),
+    [
+        ("traceflow.open('rank0.json').critical_path(step=1)", OF_OTHERS | OF_OTHER_QUESTIONS | {"msgspec"}),
+        ("traceflow.open('rank0.json').communication(step=1)", OF_OTHERS | {"msgspec", "traceflow.program.cost"}),
+        (CLI.format("critical-path"), OF_OTHERS | OF_OTHER_QUESTIONS | OF_OTHER_VERBS | {"traceflow.report.grid"}),
+        (CLI.format("all"), OF_OTHERS | OF_OTHER_VERBS | {"traceflow.analyzers.moe.balance", "traceflow.codes"}),
+    ],
+    ids=["critical path", "communication", "show critical-path", "show all"],
+)
+def test_a_trace_loads_what_it_needs(script: str, needless: set[str], tmp_path: Path) -> None:
+    (tmp_path / "rank0.json").write_text(json.dumps(kineto(steps=2)))
+    loaded = modules_after(f"import traceflow; {script}", tmp_path)
+    assert "traceflow.trace._kineto_rows" in loaded
+    assert loaded & needless == set()
+
+
+def test_what_manages_processes_is_loaded_with_their_first_task(tmp_path: Path) -> None:
+    loaded = modules_after("from traceflow.executors import Processes\nwith Processes(): pass", tmp_path)
+    assert "traceflow.executors" in loaded
+    assert "multiprocessing" not in loaded
+
+
+def test_help_needs_no_numbers(tmp_path: Path) -> None:
+    loaded = modules_after("from traceflow.cli import main; main(['show', '--help'])", tmp_path)
+    assert loaded & {"numpy", "rich", "traceflow.cli.demo"} == set()
 
 
 def test_no_module_is_loaded_under_a_top_level_name() -> None:

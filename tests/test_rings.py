@@ -10,7 +10,7 @@ import pytest
 
 import traceflow
 from traceflow.analyzers.collective_matmul import CollectiveMatmul, collective_matmul
-from traceflow.analyzers.rings.executed import Recorded
+from traceflow.analyzers.rings.recorded import Recorded
 from traceflow.analyzers.rings.walk import offsets
 from traceflow.collectors.jax import compile_only
 from traceflow.collectors.workloads.collective_matmul import (

@@ -29,6 +29,7 @@ from traceflow.trace.communication_names import usable
 from traceflow.trace.file_ranks import file_ranks
 from traceflow.trace.host_noise import without_host_noise
 from traceflow.trace.kept import FOLDER
+from traceflow.trace.recorder_dump import dump_beside
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
@@ -383,10 +384,18 @@ def _read_as(file: Path, form: _Format, rank: int, *, communication: tuple[str, 
         from traceflow.trace.torch_memory import read_torch_memory
 
         return Evidence(read_torch_memory(file, rank=rank), {})
-    from traceflow.trace.flight_recorder import with_recording_beside
+    return Evidence(_kineto(file, communication), {})
+
+
+def _kineto(file: Path, communication: tuple[str, ...]) -> Trace:
     from traceflow.trace.kineto import read_kineto
 
-    return Evidence(with_recording_beside(read_kineto(file, communication=communication), file), {})
+    trace = read_kineto(file, communication=communication)
+    if dump_beside(file) is None:
+        return trace
+    from traceflow.trace.flight_recorder import with_recording_beside
+
+    return with_recording_beside(trace, file)
 
 
 def _merged(parts: Sequence[tuple[Path, Evidence]]) -> Evidence:

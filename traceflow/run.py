@@ -346,7 +346,7 @@ class Run:
             undivided: A run of the same product in one piece, to tell what cutting it costs.
         """
         from traceflow.analyzers.collective_matmul import collective_matmul
-        from traceflow.analyzers.rings.executed import Recorded
+        from traceflow.analyzers.rings.recorded import Recorded
 
         def recorded(run: Run, step: int | None = None, window: str | None = None) -> Recorded:
             trace, step = run._chosen(step, window)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.analyzers.dependencies import Dependencies
-from traceflow.analyzers.moe.agreement import Agreement, agreement
-from traceflow.analyzers.moe.balance import Balance, balance
-from traceflow.analyzers.moe.calls import Calls
 from traceflow.analyzers.moe.combine import CombineCheck, Verdict, check_combine
 from traceflow.analyzers.moe.findings import findings_of
 from traceflow.analyzers.moe.result import HostWait, Moe, RoutedLayer, routed_layer
 from traceflow.analyzers.moe.rows import Rows, complete_calls, count_rows
 from traceflow.analyzers.moe.stages import STAGES, Staged, StageTime, host_waits, stage_times, staged
 from traceflow.analyzers.window import in_window
-from traceflow.graph import DependencyGraph
-from traceflow.intent.routing import LayerRouting, Routing
-from traceflow.program.module import Programs
 from traceflow.result import Note, Skipped
-from traceflow.trace.model import Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.dependencies import Dependencies
+    from traceflow.analyzers.moe.agreement import Agreement
+    from traceflow.analyzers.moe.balance import Balance
+    from traceflow.graph import DependencyGraph
+    from traceflow.intent.routing import LayerRouting, Routing
+    from traceflow.program.module import Programs
+    from traceflow.trace.model import Trace
 
 __all__ = ["CombineCheck", "Moe", "RoutedLayer", "StageTime", "Verdict", "check_combine", "moe", "routed_layers"]
 
@@ -46,16 +48,16 @@ def moe(
     """
     window, graph = in_window(trace, found, step)
     steps = [step] if step is not None else sorted(set(trace.marks.step.tolist()))
-    record = routing or Routing()
-    counted = [(layer, _counted(layer)) for layer in record.layers]
+    recorded = routing.layers if routing else ()
+    counted = [(layer, _counted(layer)) for layer in recorded]
     layers, calls = _summed(counted, steps or None)
     of = staged(trace, found, programs)
     stages = stage_times(trace, of, graph)
-    replayed, agreed = _timed(trace, graph, of, record.layers, [rows for _, rows in counted], steps)
+    replayed, agreed = _timed(trace, graph, of, recorded, [rows for _, rows in counted], steps)
     if replayed is not None:
-        layers = _with_savings(layers, record.layers, replayed)
+        layers = _with_savings(layers, recorded, replayed)
     waits = _host_waits(trace, of, graph)
-    combines = tuple(check_combine(values) for values in record.combines)
+    combines = tuple(check_combine(values) for values in routing.combines) if routing else ()
     result = Moe(
         window=window,
         layers=layers,
@@ -66,7 +68,7 @@ def moe(
         agreement=agreed,
         combines=combines,
         skipped=tuple(_skipped(routing, layers, stages, waits=waits, replayed=replayed, agreed=agreed)),
-        notes=(*found.notes, *_notes(record, steps or None)),
+        notes=(*found.notes, *(_notes(routing, steps or None) if routing else ())),
     )
     return replace(result, findings=tuple(findings_of(result)))
 
@@ -117,6 +119,10 @@ def _timed(
     """The replay in balance, and the comparison with what the trace exchanged."""
     if not layers:
         return None, None
+    from traceflow.analyzers.moe.agreement import agreement
+    from traceflow.analyzers.moe.balance import balance
+    from traceflow.analyzers.moe.calls import Calls
+
     calls = Calls(trace, of, layers)
     agreed = agreement(trace, calls, layers, rows, steps or None)
     return balance(trace, graph, calls, layers, rows), agreed if agreed.compared else None

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from traceflow.analyzers.changes import apply
-from traceflow.analyzers.moe.calls import Calls
 from traceflow.analyzers.moe.rows import Rows, exchange_of
 from traceflow.analyzers.moe.stages import ROW_STAGES, STAGES
 from traceflow.analyzers.what_if import Prediction, predict
-from traceflow.graph import DependencyGraph
-from traceflow.intent.routing import LayerRouting
-from traceflow.result import Json
-from traceflow.trace.model import Int64, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.moe.calls import Calls
+    from traceflow.graph import DependencyGraph
+    from traceflow.intent.routing import LayerRouting
+    from traceflow.result import Json
+    from traceflow.trace.model import Int64, Trace
 
 ASSUMPTION = (
     "each rank's experts multiply the mean of the rows of their exchange group; a row takes as long as measured, "

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.analyzers.moe.stages import Staged
-from traceflow.intent.routing import LayerRouting
 from traceflow.trace.model import ABSENT, Int64, Rows, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.moe.stages import Staged
+    from traceflow.intent.routing import LayerRouting
 
 
 @dataclass(frozen=True, slots=True)

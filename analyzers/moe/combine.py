@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.intent.routing import CombineValues, Float64
 from traceflow.result import Finding, Provenance, Severity
-from traceflow.trace.model import Int64
+
+if TYPE_CHECKING:
+    from traceflow.intent.routing import CombineValues, Float64
+    from traceflow.trace.model import Int64
 
 
 class Verdict(StrEnum):
@@ -64,6 +67,7 @@ def check_combine(values: CombineValues, *, tolerance: float = 1e-3) -> CombineC
 
     Example:
         >>> import numpy as np
+        >>> from traceflow.intent.routing import CombineValues
         >>> rows, gates = np.array([[4.0], [1.0]]), np.array([[0.75, 0.25]])
         >>> values = CombineValues(0, 0, rows, np.array([0, 0]), np.array([1, 0]), gates, np.array([[1.75]]), False)
         >>> check_combine(values).verdict.value

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from traceflow.analyzers.moe.result import Moe, RoutedLayer
 from traceflow.result import Finding, Provenance, Severity
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.moe.result import Moe, RoutedLayer
 
 _HOT_RATIO = 2.0  # of an expert, over the mean
 _IMBALANCE_RATIO = 1.1

@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from traceflow.analyzers.moe.agreement import Agreement
-from traceflow.analyzers.moe.balance import Balance
-from traceflow.analyzers.moe.combine import CombineCheck
-from traceflow.analyzers.moe.rows import Rows
-from traceflow.analyzers.moe.stages import StageTime
-from traceflow.analyzers.window import Window
-from traceflow.intent.routing import LayerRouting
 from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.model import ABSENT, Int64
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.analyzers.moe.agreement import Agreement
+    from traceflow.analyzers.moe.balance import Balance
+    from traceflow.analyzers.moe.combine import CombineCheck
+    from traceflow.analyzers.moe.rows import Rows
+    from traceflow.analyzers.moe.stages import StageTime
+    from traceflow.analyzers.window import Window
+    from traceflow.intent.routing import LayerRouting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

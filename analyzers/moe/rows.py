@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.intent.routing import DISPATCHERS, LayerRouting
 from traceflow.trace.model import ABSENT, Int64
+
+if TYPE_CHECKING:
+    from traceflow.intent.routing import LayerRouting
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +60,13 @@ def count_rows(layer: LayerRouting, calls: Int64) -> Rows:
     padded = layer.shape.capacity != ABSENT and bool(layer.shape.padded)
     offered = np.full_like(kept, layer.shape.capacity) if padded else kept
     own = np.array([group.index(s) if s in group else 0 for s, group in enumerate(layer.ep_groups)])
-    if DISPATCHERS[layer.shape.dispatcher] == "none":
+    if layer.dispatcher == "none":
         here, arrived = kept, offered
     else:
         here, arrived = _arriving(layer, kept, own), _arriving(layer, offered, own)
     executed = _executed(layer, calls, arrived)
     surplus = executed - arrived
-    alone = DISPATCHERS[layer.shape.dispatcher] == "none"
+    alone = layer.dispatcher == "none"
     sent, useful = _exchanged(layer, calls, assigned, kept, offered)
     return Rows(
         assigned,
@@ -122,7 +125,7 @@ def _exchanged(
 ) -> tuple[Int64, Int64 | None]:
     """Rows to each process of EP, and the useful ones among them, both [C, S, p]."""
     by_process = (*kept.shape[:2], _processes(layer), -1)
-    dispatcher = DISPATCHERS[layer.shape.dispatcher]
+    dispatcher = layer.dispatcher
     if dispatcher == "none":
         nothing = np.zeros(by_process[:3], np.int64)
         return nothing, nothing

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from traceflow.analyzers.rings.rounds import Ring
 from traceflow.analyzers.rings.walk import Product, Walk
 from traceflow.program.module import HloModule, base_opcode
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.rings.rounds import Ring
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,56 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING
 
-import numpy as np
-
-from traceflow.analyzers.communication import Participant, compute_of
-from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.rings.candidates import Pair, pairs
 from traceflow.analyzers.rings.checks import bytes_sent, matches, used
-from traceflow.analyzers.rings.result import HIDDEN, NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop, RoundTime
+from traceflow.analyzers.rings.recorded import Recorded, exposed_of, replayed_saving
+from traceflow.analyzers.rings.result import (
+    SOURCE_ORDER,
+    Candidate,
+    Loop,
+    RoundTime,
+    verdict,
+)
 from traceflow.analyzers.rings.rounds import Ring, Round, rings
-from traceflow.analyzers.rings.timed import Span, Timed, Times
 from traceflow.analyzers.rings.walk import Product, TooLongError, Walk
-from traceflow.analyzers.window import Window, in_window
-from traceflow.graph import DependencyGraph, SliceKind
-from traceflow.intervals import Intervals, union
 from traceflow.program.arithmetic import own_flops
 from traceflow.program.layout import leaves
-from traceflow.program.module import COLLECTIVES, HloModule, Programs, base_opcode
+from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.shape import shape_bytes, without_layout
-from traceflow.trace.model import Trace
 
-_NEGLIGIBLE = 0.1  # of what is sent: so much may be exposed, and it is hidden still
-
-
-@dataclass(frozen=True, slots=True)
-class Recorded:
-    """A window of a trace."""
-
-    trace: Trace
-    programs: Programs
-    found: Dependencies
-    window: Window
-    graph: DependencyGraph
-    compute: Mapping[Participant, Intervals]
-
-    @classmethod
-    def of(cls, trace: Trace, programs: Programs, found: Dependencies, step: int | None = None) -> Recorded:
-        """A step, or the whole capture.
-
-        Raises:
-            TraceflowError: TF104 without work, TF111 without such a step.
-        """
-        window, graph = in_window(trace, found, step)
-        return cls(trace, programs, found, window, graph, compute_of(trace, graph))
-
-    def timed(self, key: int) -> Timed:
-        """The executions of one program."""
-        return Timed(self.trace, self.found.matches, key, self.programs[key], self.window, self.compute)
+if TYPE_CHECKING:
+    from traceflow.analyzers.rings.timed import Span, Timed, Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,25 +122,6 @@ def _verdict(ring: Ring, times: Times | None) -> str:
     return verdict(*times.permutes(ring.permutes), sum(times.product_ns(r.product) for r in ring.rounds if r.hides))
 
 
-def verdict(permute_ns: int, exposed_ns: int, transfer_ns: int, hiding_ns: int) -> str:
-    """What the times of a ring say.
-
-    Args:
-        permute_ns: How long one permute at least was under way.
-        exposed_ns: The part that no computation covers.
-        transfer_ns: Permutes without waiting for others.
-        hiding_ns: Products that may run meanwhile: too small are rounds whose products are so much shorter than
-            transfers that this is half of what is exposed.
-
-    Example:
-        >>> verdict(100, 5, 100, 200), verdict(100, 60, 100, 90), verdict(100, 60, 100, 20)
-        ('hidden', 'decomposed but not hidden', 'chunks too small')
-    """
-    if exposed_ns <= _NEGLIGIBLE * permute_ns:
-        return HIDDEN
-    return TOO_SMALL if 2 * (transfer_ns - hiding_ns) >= exposed_ns else NOT_HIDDEN
-
-
 def _efficiency(ring: Ring, times: list[Times], where: list[Recorded]) -> float | None:
     """Time of one undivided product of as many FLOPs over that of the ring's; None where none was executed."""
     module = ring.walk.module
@@ -245,23 +200,6 @@ def _gain(recorded: Recorded, timed: Timed, pair: Pair) -> tuple[int | None, int
 
 def _mean_ns(spans: list[Span]) -> int:
     return sum(span.duration_ns for span in spans) // len(spans)
-
-
-def replayed_saving(graph: DependencyGraph, hidden: Mapping[int, int]) -> int:
-    """What replay saves where so much of the transfer of some events is hidden, in ns by row of the event."""
-    slices, work_ns = graph.slices, graph.work_ns.copy()
-    transfers = np.isin(slices.kind, (SliceKind.TRANSFER, SliceKind.COMMUNICATION)) & np.isin(
-        slices.event, list(hidden)
-    )
-    for at in np.flatnonzero(transfers).tolist():
-        work_ns[at] = max(int(work_ns[at]) - hidden[int(slices.event[at])], 0)
-    return graph.end_ns - graph.end_of(graph.replay(work_ns=work_ns))
-
-
-def exposed_of(spans: list[Span], compute: Intervals | None) -> int:
-    """How long one of some calls at least was under way while the participant computed nothing."""
-    busy = union([span.start_ns for span in spans], [span.end_ns for span in spans])
-    return (busy - compute).total_ns if compute else busy.total_ns
 
 
 def _largest(module: HloModule, row: int) -> int | None:

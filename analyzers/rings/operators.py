@@ -12,18 +12,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import median
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from traceflow.analyzers.communication import Participant
 from traceflow.analyzers.matching import RECEIVES, SENDS
-from traceflow.analyzers.rings.executed import Recorded, verdict
-from traceflow.analyzers.rings.result import SOURCE_ORDER, Loop, RoundTime
+from traceflow.analyzers.rings.result import SOURCE_ORDER, Loop, RoundTime, verdict
 from traceflow.analyzers.rings.timed import Span, Times
 from traceflow.intervals import union
 from traceflow.program.operators import operator_cost
 from traceflow.trace.model import ABSENT
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.communication import Participant
+    from traceflow.analyzers.rings.recorded import Recorded
 
 _PRODUCTS = frozenset({"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_scaled_mm"})
 _FUSED = re.compile(r"symm_mem::fused_\w*(?:all_gather|matmul)\w*|fused_(?:all_gather_matmul|matmul_reduce_scatter)")

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from traceflow.analyzers.communication import Participant
-from traceflow.result import Json
+if TYPE_CHECKING:
+    from traceflow.analyzers.communication import Participant
+    from traceflow.result import Json
 
 HIDDEN = "hidden"
 NOT_HIDDEN = "decomposed but not hidden"
 TOO_SMALL = "chunks too small"
 SOURCE_ORDER = "source order only, no evidence of overlap"
+_NEGLIGIBLE = 0.1  # of what is sent: so much may be exposed, and it is hidden still
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,3 +140,22 @@ class Candidate:
             "saved_ns": self.saved_ns,
             "source": self.source,
         }
+
+
+def verdict(permute_ns: int, exposed_ns: int, transfer_ns: int, hiding_ns: int) -> str:
+    """What the times of a ring say.
+
+    Args:
+        permute_ns: How long one permute at least was under way.
+        exposed_ns: The part that no computation covers.
+        transfer_ns: Permutes without waiting for others.
+        hiding_ns: Products that may run meanwhile: too small are rounds whose products are so much shorter than
+            transfers that this is half of what is exposed.
+
+    Example:
+        >>> verdict(100, 5, 100, 200), verdict(100, 60, 100, 90), verdict(100, 60, 100, 20)
+        ('hidden', 'decomposed but not hidden', 'chunks too small')
+    """
+    if exposed_ns <= _NEGLIGIBLE * permute_ns:
+        return HIDDEN
+    return TOO_SMALL if 2 * (transfer_ns - hiding_ns) >= exposed_ns else NOT_HIDDEN

@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.analyzers.communication import Participant
-from traceflow.analyzers.matching import Matches
-from traceflow.analyzers.rings.rounds import Ring
-from traceflow.analyzers.window import Window
 from traceflow.intervals import Intervals, union
-from traceflow.program.module import HloModule
 from traceflow.trace.model import ABSENT, Int64, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.communication import Participant
+    from traceflow.analyzers.matching import Matches
+    from traceflow.analyzers.rings.rounds import Ring
+    from traceflow.analyzers.window import Window
+    from traceflow.program.module import HloModule
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from traceflow.intent.mesh import Axes, Mesh
-from traceflow.intent.spec import Spec
 from traceflow.result import Finding, Json, Note, Shown, Skipped
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from traceflow.intent.mesh import Axes, Mesh
+    from traceflow.intent.spec import Spec
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,6 +89,11 @@ class LayerRouting:
     ep_groups: tuple[tuple[int, ...], ...]  # [S], rows of the sources that exchange tokens, in order of their experts
     etp_groups: tuple[tuple[int, ...], ...]  # [S], of those that share the matrices of an expert
 
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """Who takes tokens to their experts."""
+        return DISPATCHERS[self.shape.dispatcher]
+
 
 @dataclass(frozen=True, slots=True)
 class CombineValues:

@@ -13,10 +13,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from traceflow.program.dump import read_program, same_program
-from traceflow.program.hlo_proto import read_hlo_proto
-from traceflow.program.module import HloModule, Programs
+
+if TYPE_CHECKING:
+    from traceflow.program.module import HloModule, Programs
 
 _MODULE = re.compile(r"([^/]+?)(?:\.\d{4}\.|\.before_|\.(?:sm_[\d.]+_)?\w*after_|\.hlo\.pb)")
 
@@ -141,6 +143,8 @@ def compilation(name: str, contents: Mapping[Stage, bytes], warnings: tuple[str,
     Raises:
         TraceflowError: TF103 where a stage cannot be read.
     """
+    from traceflow.program.hlo_proto import read_hlo_proto
+
     modules = {stage.value: read_hlo_proto(content) for stage, content in contents.items()}
     return _compilation(name, modules, warnings)
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.program.module import HloModule
+if TYPE_CHECKING:
+    from traceflow.program.module import HloModule
 
 # What only moves or rearranges values: told where a fusion does nothing else.
 _MOVES = frozenset(

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from rich.padding import Padding
 from rich.text import Text
 
-from traceflow.report.budget import budget_parts
 from traceflow.report.collective_matmul import collective_matmul_parts
 from traceflow.report.communication_text import communication_parts
 from traceflow.report.differences import difference_parts
@@ -293,6 +292,8 @@ def _padding(document: Document, top: int) -> Iterator[RenderableType]:
 
 
 def _budget(document: Document, top: int) -> Iterator[RenderableType]:
+    from traceflow.report.budget import budget_parts
+
     yield _title("Budget", document)
     yield from budget_parts(document["result"], top)
 

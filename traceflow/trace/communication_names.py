@@ -125,7 +125,7 @@ def recognise(name: str, also: tuple[str, ...] = ()) -> tuple[str, str] | None:
         ('user', 'allgather')
     """
     if _any_pattern().search(name) is not None:
-        return next((library, operation) for pattern, library, operation in _compiled() if pattern.search(name))
+        return next((library, operation) for pattern, library, operation in TABLE if _compiled(pattern).search(name))
     return ("user", _operation(name)) if any(pattern.search(name) for pattern in _users(also)) else None
 
 
@@ -174,10 +174,8 @@ def _users(patterns: tuple[str, ...]) -> tuple[re.Pattern[str], ...]:
 
 
 @cache
-def _compiled() -> tuple[tuple[re.Pattern[str], str, str], ...]:
-    return tuple(
-        (re.compile(f"{_WORD_START}(?:{pattern})"), library, operation) for pattern, library, operation in TABLE
-    )
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(f"{_WORD_START}(?:{pattern})")
 
 
 @cache

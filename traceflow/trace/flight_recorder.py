@@ -24,6 +24,7 @@ from traceflow.trace._gloo_transfers import with_posts
 from traceflow.trace._json_text import with_whole_characters
 from traceflow.trace._kineto_arguments import Arguments, elements, read_arguments
 from traceflow.trace.model import ABSENT, Communications, Flows, Group, Int64, Kind, Trace
+from traceflow.trace.recorder_dump import dump_beside
 
 Given: TypeAlias = Mapping[tuple[str, int], Arguments]
 """What operators were given, by name and start in ns since 1970."""
@@ -36,11 +37,9 @@ _LARGEST = 2**61
 def with_recording_beside(trace: Trace, file: Path) -> Trace:
     """A trace of gloo, completed by the recorder's dump that lies beside its file or in the folder above.
 
-    The dump of `rank00003.pt.trace.json.gz` is `rank00003.flight_recorder.json`. Without one, or where nothing is
-    missing, the trace is returned as it is.
+    Without one, or where nothing is missing, the trace is returned as it is.
     """
-    name = f"{file.name.partition('.')[0]}.flight_recorder.json"
-    dump = next((folder / name for folder in (file.parent, file.parent.parent) if (folder / name).is_file()), None)
+    dump = dump_beside(file)
     rank = trace.ranks[0].rank
     if dump is None or not _executions(trace, rank, _NOTHING):
         return trace
