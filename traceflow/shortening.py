@@ -2,7 +2,8 @@
 
 The longest path through a vertex v is as long as the window less slack(v) = latest(v) - time(v). A case that shortens
 one path as long as the window by d ends no earlier than d before it, and makes no path longer. So no path through a
-vertex with slack(v) > d decides its end, and it is replayed on the other vertices alone, which are often few.
+vertex with slack(v) > d decides its end, and it is replayed on the other vertices alone, which are often few. Of these,
+one that waits for a single other comes as long after it as before, unless it is one of those that the case is about.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from traceflow.graph import Bool, DependencyGraph, Int8, Int32, Int64
 
 _FAR = 2**62  # the slack of what no end depends on
 _SELF = 0
+_AT_A_TIME = 64  # cases that share one contracted graph, if they are
+_CHANGED = 8  # times fewer than its vertices
 _WORTH_COPYING = 0.7  # of a part's vertices; a part that keeps more of them is not worth its copy
 
 
@@ -50,15 +53,20 @@ def ends_if_shorter(graph: DependencyGraph, cases: Sequence[Shorter]) -> list[in
     vertices = [case.place if case.is_lag else 2 * case.place + 1 for case in cases]
     part = _Part.of(graph)
     on_path = part.longest_path()
-    sure_ns = [
-        int(case.less_ns[on_path[part.place[vertex]] >= (1 if case.is_lag else 2)].sum())
+    sure_ns = np.array([
+        case.less_ns[on_path[part.place[vertex]] >= (1 if case.is_lag else 2)].sum()
         for vertex, case in zip(vertices, cases, strict=True)
-    ]
-    ends_ns = [0] * len(cases)
-    for at in sorted(range(len(cases)), key=lambda at: -sure_ns[at]):
-        part = part.within(sure_ns[at])
-        ends_ns[at] = part.end_ns(vertices[at], cases[at])
-    return ends_ns
+    ])  # fmt: skip
+    ends_ns = np.zeros(len(cases), np.int64)
+    left = np.argsort(-sure_ns, kind="stable")
+    while len(left):
+        part = part.within(int(sure_ns[left[0]]))
+        about = np.cumsum([len(vertices[at]) for at in left[:_AT_A_TIME]])
+        few = max(1, int((about <= len(part.time_ns) // _CHANGED).sum()))
+        some, left = left[:few].tolist(), left[few:]
+        ends_ns[some] = part.ends_ns([vertices[at] for at in some], [cases[at] for at in some])
+    found: list[int] = ends_ns.tolist()
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +124,32 @@ class _Part:
             self.counted[kept],
         )
 
-    def end_ns(self, vertex: Int64, case: Shorter) -> int:
-        """When the window would end."""
-        less_ns = case.less_ns.astype(np.int64, copy=False)
-        graph = self.offsets, self.source, self.weight, self.own, self.time_ns, self.counted
-        return int(_replay(self.place[vertex], less_ns, int(case.is_lag), *graph, self.time_ns.copy()))
+    def ends_ns(self, vertices: Sequence[Int64], cases: Sequence[Shorter]) -> Int64:
+        """When the window would end in each case."""
+        about = np.concatenate([self.place[vertex] for vertex in vertices])
+        if len(cases) > 1:
+            about, *graph, time_ns, last_ns = self._contracted(about)
+        else:
+            graph, time_ns = [self.offsets, self.source, self.weight, self.own], self.time_ns
+            last_ns = np.where(self.counted, 0, -_FAR)
+        begin = np.append(0, np.cumsum([len(vertex) for vertex in vertices]))
+        less_ns = np.concatenate([case.less_ns for case in cases]).astype(np.int64, copy=False)
+        is_lag, ends_ns = np.array([case.is_lag for case in cases]), np.empty(len(cases), np.int64)
+        _replay(begin, about, less_ns, is_lag, *graph, time_ns, last_ns, time_ns.copy(), ends_ns)
+        return ends_ns
+
+    def _contracted(self, about: Int32) -> tuple[Int32, Int32, Int32, Int64, Bool, Int64, Int64]:
+        """Places of some vertices, and the graph of these and of what waits for several others, in columns."""
+        vertices, edges = len(self.time_ns), len(self.source)
+        kept = np.zeros(vertices + 1, bool)  # the last stands for vertices that are not here
+        kept[about] = True
+        place, offsets = np.empty(vertices + 1, np.int32), np.empty(vertices + 1, np.int32)
+        place[-1] = -1
+        after_ns, time_ns, last_ns = np.empty((3, vertices), np.int64)
+        source, weight, own = np.empty(edges, np.int32), np.empty(edges, np.int64), np.empty(edges, bool)
+        of = self.offsets, self.source, self.weight, self.own, self.time_ns, self.counted
+        left = int(_contract(kept, *of, place, after_ns, offsets, source, weight, own, time_ns, last_ns))
+        return place[about], offsets[: left + 1], source, weight, own, time_ns[:left], last_ns[:left]
 
 
 @Compiled
@@ -211,45 +240,92 @@ def _keep(
 
 
 @Compiled
+def _contract(
+    kept: Bool,
+    offsets: Int32,
+    source: Int32,
+    weight: Int64,
+    own: Bool,
+    time: Int64,
+    counted: Bool,
+    place: Int32,
+    after: Int64,
+    new_offsets: Int32,
+    new_source: Int32,
+    new_weight: Int64,
+    new_own: Bool,
+    new_time: Int64,
+    last: Int64,
+) -> int:
+    """Fill the columns of a graph without vertices that wait for a single other; return how many are left.
+
+    place and after: where the vertex is, or the one that a vertex waits for in the end, and how long after it it comes.
+    last: how long after a vertex the last comes that is counted and waits for it alone.
+    """
+    vertices, filled = 0, 0
+    for v in range(len(time)):
+        if offsets[v + 1] - offsets[v] == 1 and not kept[v]:
+            e = offsets[v]
+            place[v], after[v] = place[source[e]], after[source[e]] + weight[e]
+        else:
+            place[v], after[v], new_offsets[vertices] = vertices, 0, filled
+            new_time[vertices], last[vertices] = time[v], -_FAR
+            vertices += 1
+            for e in range(offsets[v], offsets[v + 1]):
+                new_source[filled], new_own[filled] = place[source[e]], own[e]
+                new_weight[filled] = weight[e] + after[source[e]]
+                filled += 1
+        if counted[v]:
+            last[place[v]] = max(last[place[v]], after[v])
+    new_offsets[vertices] = filled
+    return vertices
+
+
+@Compiled
 def _replay(
+    begin: Int64,
     vertex: Int32,
     less: Int64,
-    is_lag: int,
+    is_lag: Bool,
     offsets: Int32,
     source: Int32,
     weight: Int64,
     own: Bool,
     measured: Int64,
-    counted: Bool,
+    last: Int64,
     time: Int64,
-) -> int:
-    """Return the latest time of what is counted; `time` is measured before, and the weights are as they were after."""
-    first = _lengthen(vertex, less, -1, is_lag, offsets, weight, own)
-    end = np.int64(-_FAR)
-    for v in range(first):
-        if counted[v] and measured[v] > end:
-            end = measured[v]
-    for v in range(first, len(time)):
-        latest = np.int64(-_FAR)
-        for e in range(offsets[v], offsets[v + 1]):
-            latest = max(latest, time[source[e]] + weight[e])
-        if latest > -_FAR:
-            time[v] = latest
-        if counted[v] and time[v] > end:
-            end = time[v]
-    _lengthen(vertex, less, 1, is_lag, offsets, weight, own)
-    return int(end)
+    ends: Int64,
+) -> None:
+    """Fill the ends of cases; `time` is measured before, and the weights are in the end as they were."""
+    for case in range(len(ends)):
+        first = _lengthen(vertex, less, -1, begin[case], begin[case + 1], is_lag[case], offsets, weight, own)
+        end = np.int64(-_FAR)
+        for v in range(len(time)):
+            if v >= first:
+                latest = np.int64(-_FAR)
+                for e in range(offsets[v], offsets[v + 1]):
+                    latest = max(latest, time[source[e]] + weight[e])
+                if latest > -_FAR:
+                    time[v] = latest
+            if last[v] > -_FAR:
+                end = max(end, time[v] + last[v])
+        ends[case] = end
+        for v in range(first, len(time)):
+            time[v] = measured[v]
+        _lengthen(vertex, less, 1, begin[case], begin[case + 1], is_lag[case], offsets, weight, own)
 
 
 @Compiled
-def _lengthen(vertex: Int32, less: Int64, times: int, is_lag: int, offsets: Int32, weight: Int64, own: Bool) -> int:
-    """Add to the weights; return the first vertex that this concerns."""
+def _lengthen(
+    vertex: Int32, less: Int64, times: int, begin: int, end: int, is_lag: int, offsets: Int32, weight: Int64, own: Bool
+) -> int:
+    """Add to the weights what one case shortens; return the first vertex that this concerns."""
     first = len(offsets) - 1
-    for k in range(len(vertex)):
+    for k in range(begin, end):
         v = vertex[k]
         if v >= 0:
             first = min(first, v)
             for e in range(offsets[v], offsets[v + 1]):
-                if is_lag == 1 or own[e]:
+                if is_lag or own[e]:
                     weight[e] += times * less[k]
     return first
