@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from typing import Any
 
 MARK = "~"
@@ -63,6 +64,8 @@ class TouchedFloat(float):
 
 def _touched(value: Any) -> Any:
     """A figure in doubt; what is no figure stays what it is."""
+    if type(value) is int:  # nearly always
+        return TouchedInt(value)
     if isinstance(value, float):
         return TouchedFloat(value)
     return TouchedInt(value) if isinstance(value, int) and not isinstance(value, bool) else value
@@ -109,15 +112,21 @@ def _below(key: str, value: Any, paths: list[list[str]]) -> Any:
 
 def _in_doubt(value: Any, *, has_unit: bool) -> Any:
     """All figures with a unit in doubt; an object is in the unit of its name."""
-    if isinstance(value, Mapping):
-        return {
-            key: inner if key in _PLACES else _in_doubt(inner, has_unit=has_unit or _has_unit(key))
-            for key, inner in value.items()
-        }
+    if isinstance(value, dict):
+        marked = {}
+        for key, inner in value.items():  # millions in the tables of a long trace, most of them texts and numbers
+            if inner is None or type(inner) is str or key in _PLACES:
+                marked[key] = inner
+            elif type(inner) is int:
+                marked[key] = TouchedInt(inner) if has_unit or _has_unit(key) else inner
+            else:
+                marked[key] = _in_doubt(inner, has_unit=has_unit or _has_unit(key))
+        return marked
     if isinstance(value, list):
         return [_in_doubt(inner, has_unit=has_unit) for inner in value]
     return _touched(value) if has_unit else value
 
 
+@cache
 def _has_unit(name: str) -> bool:
     return name.endswith(_UNITS) or name in _FIGURES
