@@ -269,13 +269,13 @@ def _slices(place: _Place, group: Int64) -> tuple[Slices, Int32, Int32, Int64]:
     middle_ns = np.clip(arrivals_ns[group[met]], table.start_ns[met], table.end_ns[met])
     end_ns[first[met]], start_ns[last[met]] = middle_ns, middle_ns
     kind[first[met]], kind[last[met]] = SliceKind.ARRIVED, SliceKind.TRANSFER
-    return Slices(start_ns, end_ns, lanes_of(table)[row], event, kind), first, last, arrivals_ns
+    return Slices.between(start_ns, end_ns, lanes_of(table)[row], event, kind), first, last, arrivals_ns
 
 
 def _with_joins(slices: Slices, times_ns: Int64) -> Slices:
     """The slices, followed by points in time that belong to nobody."""
     more = len(times_ns)
-    return Slices(
+    return Slices.between(
         np.concatenate((slices.start_ns, times_ns)),
         np.concatenate((slices.end_ns, times_ns)),
         np.concatenate((slices.lane, np.full(more, NO_LANE, np.int32))),

@@ -36,7 +36,7 @@ Arrow = tuple[int, int, EdgeKind]  # source vertex, target vertex
 def slices_of(rows: list[Row]) -> Slices:
     start, end, lane, kind = zip(*rows, strict=True)
     event = np.arange(len(rows), dtype=np.int32)
-    return Slices(
+    return Slices.between(
         np.array(start, np.int64), np.array(end, np.int64), np.array(lane, np.int32), event, np.array(kind, np.int8)
     )
 
@@ -385,7 +385,7 @@ def test_what_closes_a_cycle_is_never_the_work_of_a_slice() -> None:
 
 def test_a_graph_without_slices_has_no_edges() -> None:
     none, few = np.empty(0, np.int64), np.empty(0, np.int32)
-    nothing = Slices(none, none, few, few, np.empty(0, np.int8))
+    nothing = Slices.between(none, none, few, few, np.empty(0, np.int8))
     graph = dependency_graph(nothing, [])
     assert (graph.vertices, len(graph.source), graph.start_ns, graph.end_ns) == (0, 0, 0, 0)
 

@@ -58,5 +58,11 @@ def test_what_a_thread_does_is_filled_as_defined(some: list[tuple[list[Span], bo
     start, end = np.array([span for slices in threads for span in slices], np.int64).T.copy()
     lane = np.repeat(np.arange(len(threads), dtype=np.int32), [len(slices) for slices in threads])
     starts = np.flatnonzero((start[1:] > end[:-1]) & (lane[1:] == lane[:-1])) + 1
-    found = fillings(start, end, lane, np.array(workers), starts if gaps else np.arange(len(start)), gaps=gaps)
+    found = fillings(
+        np.column_stack((start, end)).ravel(),
+        lane,
+        np.array(workers),
+        starts if gaps else np.arange(len(start)),
+        gaps=gaps,
+    )
     assert set(zip(*(column.tolist() for column in found), strict=True)) == by_definition(threads, workers, gaps=gaps)

@@ -35,16 +35,14 @@ def by_target(
         Offsets, sources, kinds, and how long before its source the target of each edge comes; and how many of each of
         the given edges were left out.
     """
-    offsets = np.zeros(len(time) + 1, np.int32)
+    offsets = np.zeros(len(time) + 2, np.int32)  # where the next edge into each vertex goes, one place behind it
     late = [_count(time, source, target, resolution, offsets) for source, target in ends]
     count = len(time) // 2 + sum(len(source) for source, _ in ends) - sum(late)
     columns = np.empty(count, np.int32), np.empty(count, np.int8), np.empty(count, np.int32)
     _begin(offsets, *columns)
     for (source, target), kind in zip(ends, kinds, strict=True):
         _place(time, source, target, kind, resolution, offsets, *columns)
-    offsets[1:] = offsets[:-1].copy()
-    offsets[0] = 0
-    return (offsets, *columns), late
+    return (offsets[:-1], *columns), late
 
 
 @Compiled
@@ -55,27 +53,25 @@ def _advance(time: Int64, source: int, target: int) -> int:
 
 @Compiled
 def _count(time: Int64, source: Int32, target: Int32, resolution: int, offsets: Int32) -> int:
-    """Count the edges into each vertex, one place behind it; return how many come too late."""
+    """Count the edges into each vertex, two places behind it; return how many come too late."""
     late = 0
     for e in range(len(source)):
         if _advance(time, source[e], target[e]) > resolution:
             late += 1
         else:
-            offsets[target[e] + 1] += 1
+            offsets[target[e] + 2] += 1
     return late
 
 
 @Compiled
 def _begin(offsets: Int32, sources: Int32, kinds: Int8, advances: Int32) -> None:
     """Turn numbers of edges into where those of each vertex begin, behind the edges inside slices, which are put there."""
-    for v in range(1, len(offsets)):
-        offsets[v] += offsets[v - 1]
-        if v % 2 == 0:
-            offsets[v] += 1
-    for v in range(1, len(offsets) - 1, 2):
-        at = offsets[v]
-        sources[at], kinds[at], advances[at] = v - 1, SELF, 0
-        offsets[v] += 1
+    for v in range(len(offsets) - 2):
+        offsets[v + 2] += offsets[v + 1] + v % 2
+        if v % 2 == 1:
+            at = offsets[v + 1]
+            sources[at], kinds[at], advances[at] = v - 1, SELF, 0
+            offsets[v + 1] += 1
 
 
 @Compiled
@@ -94,9 +90,9 @@ def _place(
     for e in range(len(source)):
         advance = _advance(time, source[e], target[e])
         if advance <= resolution:
-            at = offsets[target[e]]
+            at = offsets[target[e] + 1]
             sources[at], kinds[at], advances[at] = source[e], kind, advance
-            offsets[target[e]] += 1
+            offsets[target[e] + 1] += 1
 
 
 def topological_order(offsets: Int32, source: Int32, kind: Int8) -> tuple[Int32, Bool]:

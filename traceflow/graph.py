@@ -86,20 +86,36 @@ CAN_DELAY = frozenset(
 class Slices:
     """One row per slice, sorted by lane and start; joins, which belong to no lane, come last."""
 
-    start_ns: Int64
-    end_ns: Int64
+    time_ns: Int64  # start and end of each in turn: the vertices
     lane: Int32  # row of the trace's lanes, NO_LANE for joins
     event: Int32  # row of the trace's events, NO_EVENT for joins
     kind: Int8  # SliceKind
 
+    @classmethod
+    def between(cls, start_ns: Int64, end_ns: Int64, lane: Int32, event: Int32, kind: Int8) -> Slices:
+        """Slices whose starts and ends are in columns of their own."""
+        return cls(np.column_stack((start_ns, end_ns)).ravel(), lane, event, kind)
+
     def __len__(self) -> int:
-        return len(self.start_ns)
+        return len(self.kind)
+
+    @property
+    def start_ns(self) -> Int64:
+        """When each starts."""
+        return self.time_ns[0::2]
+
+    @property
+    def end_ns(self) -> Int64:
+        """When each ends."""
+        return self.time_ns[1::2]
 
     @property
     def work_ns(self) -> Int64:
         """Duration of the slices that work, 0 for those that only wait."""
-        works = np.isin(np.arange(len(SliceKind)), list(WORKS))
-        return np.where(works[self.kind], self.end_ns - self.start_ns, 0)
+        only_waits = ~np.isin(np.arange(len(SliceKind)), list(WORKS))
+        work_ns = self.end_ns - self.start_ns
+        work_ns[only_waits[self.kind]] = 0
+        return work_ns
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,10 +267,9 @@ def dependency_graph(
     """
     from traceflow._replay import by_target, topological_order
 
-    time_ns = np.column_stack((slices.start_ns, slices.end_ns)).ravel()
     ends = [[end.astype(np.int32, copy=False) for end in (one.source, one.target)] for one in edges]
     csr: _Csr
-    csr, late = by_target(time_ns, ends, [int(one.kind) for one in edges], resolution_ns)
+    csr, late = by_target(slices.time_ns, ends, [int(one.kind) for one in edges], resolution_ns)
     order, closing = topological_order(*csr[:3])
     left_out = Counter[EdgeKind]()
     for one, number in zip(edges, late, strict=True):
@@ -265,7 +280,7 @@ def dependency_graph(
     if counted is None:
         counted = slices.lane != NO_LANE
     contradicted = {kind: left_out[kind] for kind in EdgeKind if left_out[kind]}
-    return _bound(slices, counted, time_ns, csr, order, contradicted)
+    return _bound(slices, counted, csr, order, contradicted)
 
 
 _Csr: TypeAlias = tuple[Int32, Int32, Int8, Int32]
@@ -280,19 +295,18 @@ def _without(csr: _Csr, edges: Bool) -> _Csr:
 
 
 def _bound(
-    slices: Slices, counted: Bool, time_ns: Int64, csr: _Csr, order: Int32, contradicted: Mapping[EdgeKind, int]
+    slices: Slices, counted: Bool, csr: _Csr, order: Int32, contradicted: Mapping[EdgeKind, int]
 ) -> DependencyGraph:
     from traceflow._replay import bindings
 
     work_ns = slices.work_ns
-    slices = replace(slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])  # which takes no memory of its own
-    binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
+    binding, lag_ns = bindings(slices.time_ns, work_ns, slices.lane, *csr)
     return DependencyGraph(
         slices,
         counted,
         int(np.min(slices.start_ns, where=counted, initial=_NEVER)) if counted.any() else 0,
         int(np.max(slices.end_ns, where=counted, initial=-_NEVER)) if counted.any() else 0,
-        time_ns,
+        slices.time_ns,
         work_ns,
         *csr,
         order,
@@ -320,7 +334,7 @@ def window(graph: DependencyGraph, start_ns: int, end_ns: int, *, counted: Bool)
     origin = len(rows)
     renumber = np.full(len(slices), origin, np.int32)
     renumber[rows] = np.arange(origin)
-    part = Slices(
+    part = Slices.between(
         np.append(np.maximum(slices.start_ns[rows], start_ns), start_ns),
         np.append(np.minimum(slices.end_ns[rows], end_ns), start_ns),
         np.append(slices.lane[rows], np.int32(NO_LANE)),
@@ -346,7 +360,7 @@ def rebound(graph: DependencyGraph, time_ns: Int64, work_ns: Int64, cut: Bool) -
     from traceflow._replay import bindings
 
     csr = _without((graph.offsets, graph.source, graph.kind, graph.advance_ns), cut)
-    slices = replace(graph.slices, start_ns=time_ns[0::2], end_ns=time_ns[1::2])
+    slices = replace(graph.slices, time_ns=time_ns)
     binding, lag_ns = bindings(time_ns, work_ns, slices.lane, *csr)
     return replace(
         graph,

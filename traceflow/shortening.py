@@ -44,7 +44,7 @@ def ends_if_shorter(graph: DependencyGraph, cases: Sequence[Shorter]) -> list[in
     Example:
         >>> from traceflow.graph import Slices, dependency_graph
         >>> lane, kind = np.arange(2, dtype=np.int32), np.zeros(2, np.int8)
-        >>> graph = dependency_graph(Slices(np.array([0, 0]), np.array([70, 100]), lane, lane, kind), [])
+        >>> graph = dependency_graph(Slices.between(np.array([0, 0]), np.array([70, 100]), lane, lane, kind), [])
         >>> ends_if_shorter(graph, [Shorter(np.array([1]), False, np.array([ns])) for ns in (20, 50)])
         [80, 70]
     """

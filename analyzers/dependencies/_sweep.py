@@ -35,12 +35,12 @@ def self_time(
         room: How many slices the caller is going to add.
 
     Returns:
-        Start and end; lane, event and depth of nesting; and kind of the slices, with room behind them; the first and
+        Start and end in turn; lane, event and depth of nesting; and kind of the slices, with room behind them; the first and
         the last slice of each event; how many slices there are, and how many events were cut to their parent.
     """
     count = len(start)
     size = 2 * count + int((until != NOT_CUT).sum()) + room  # what nothing is written to takes no memory
-    times, codes, kinds = np.empty((2, size), np.int64), np.empty((3, size), np.int32), np.empty(size, np.int8)
+    times, codes, kinds = np.empty(2 * size, np.int64), np.empty((3, size), np.int32), np.empty(size, np.int8)
     scratch = np.empty(count, np.int32), np.empty((2, count), np.int64), np.zeros(count, bool)
     bounds, cut = np.empty((2, count), np.int32), np.zeros(1, np.int64)
     filled = _slice(start, end, lane, kind, nests, until, *halves, *scratch, times, codes, kinds, bounds, cut)
@@ -115,7 +115,7 @@ def _put(
     kind: int,
 ) -> int:
     """Put a slice in a place, and return the next place."""
-    times[0, at], times[1, at] = since, until
+    times[2 * at], times[2 * at + 1] = since, until
     codes[0, at], codes[1, at], codes[2, at], kinds[at] = lane, event, depth, kind
     return at + 1
 
@@ -146,9 +146,7 @@ def _enclose(start: Int64, end: Int64, lane: Int32, wanted: Bool, stack: Int64, 
 NEVER = np.iinfo(np.int64).max
 
 
-def fillings(
-    start: Int64, end: Int64, thread: Int32, workers: Bool, waiting: Int64, *, gaps: bool
-) -> tuple[Int64, Int64, Int64]:
+def fillings(time: Int64, thread: Int32, workers: Bool, waiting: Int64, *, gaps: bool) -> tuple[Int64, Int64, Int64]:
     """Which other threads' work fills slices, or gaps before them: the slice, and the first and last slice of the work.
 
     It starts and ends inside, is at least half of what it fills, and nothing else of the thread overlaps that; where a
@@ -158,17 +156,17 @@ def fillings(
     worked last at a time before the middle fills less than half, and so does everybody after.
 
     Args:
-        start: Of the slices, sorted by (thread, start); they do not overlap on a thread.
-        end: Likewise.
-        thread: Likewise.
+        time: Start and end of the slices in turn, sorted by (thread, start); they do not overlap on a thread.
+        thread: Of the slices.
         workers: Threads whose work counts.
         waiting: The slices that may be filled, or the gaps before which may.
         gaps: Whether it is gaps.
     """
     bounds = np.searchsorted(thread, np.arange(len(workers) + 1, dtype=thread.dtype))
     working = [np.arange(bounds[who], bounds[who + 1]) for who in np.flatnonzero(workers)]
-    ended, waits = _by(end, np.concatenate([np.empty(0, np.int64), *working])), _by(start if gaps else end, waiting)
-    columns = start, end, thread, workers, bounds, ended, waits, gaps
+    ended = _by(time[1::2], np.concatenate([np.empty(0, np.int64), *working]))
+    waits = _by(time[not gaps :: 2], waiting)
+    columns = time, thread, workers, bounds, ended, waits, gaps
     room, filled = 0, len(waits) + 64  # few are filled by several threads
     while filled > room:
         room = filled
@@ -202,8 +200,7 @@ def _put_first(older: Int64, newer: Int64, who: int, head: int) -> None:
 
 @Compiled
 def _fill(
-    start: Int64,
-    end: Int64,
+    time: Int64,
     thread: Int32,
     workers: Bool,
     bounds: Int64,
@@ -224,23 +221,24 @@ def _fill(
     head = len(workers)  # stands before the thread that worked last
     filled, done = 0, 0
     for wait in waits:
-        left, right = (end[wait - 1], start[wait]) if gaps else (start[wait], end[wait])
-        while done < len(ended) and end[ended[done]] <= right:
+        at = 2 * wait - 1 if gaps else 2 * wait
+        left, right = time[at], time[at + 1]
+        while done < len(ended) and time[2 * ended[done] + 1] <= right:
             row = ended[done]
             done += 1
             who = thread[row]
-            latest[who], ended_ns[who] = row, end[row]
-            next_ns[who] = start[row + 1] if row + 1 < bounds[who + 1] else NEVER
+            latest[who], ended_ns[who] = row, time[2 * row + 1]
+            next_ns[who] = time[2 * row + 2] if row + 1 < bounds[who + 1] else NEVER
             _put_first(older, newer, who, head)
         who = older[head]
         while who >= 0 and 2 * (ended_ns[who] - left) >= right - left:
             last, own = latest[who], thread[wait]
-            if who != own and start[last] >= left and next_ns[who] >= right:
-                first = first_from(start, bounds[who], last, left)
-                before = end[first - 1] if first > bounds[who] else -NEVER
-                since = _since(start, end, wait, bounds[own]) if gaps else left
-                until = _until(start, end, wait, bounds[own + 1]) if gaps else right
-                if before <= since and next_ns[who] >= until and _busy(start, end, first, last, right - left):
+            if who != own and time[2 * last] >= left and next_ns[who] >= right:
+                first = first_from(time, 0, bounds[who], last, left)
+                before = time[2 * first - 1] if first > bounds[who] else -NEVER
+                since = _since(time, wait, bounds[own]) if gaps else left
+                until = _until(time, wait, bounds[own + 1]) if gaps else right
+                if before <= since and next_ns[who] >= until and _busy(time, first, last, right - left):
                     if filled < found.shape[1]:
                         found[0, filled], found[1, filled], found[2, filled] = wait, first, last
                     filled += 1
@@ -249,37 +247,37 @@ def _fill(
 
 
 @Compiled
-def _since(start: Int64, end: Int64, row: int, begin: int) -> int:
+def _since(time: Int64, row: int, begin: int) -> int:
     """When the slices up to the gap before one began to follow one another without a gap."""
     at = row - 1
-    while at > begin and end[at - 1] == start[at]:
+    while at > begin and time[2 * at - 1] == time[2 * at]:
         at -= 1
-    return start[at]
+    return time[2 * at]
 
 
 @Compiled
-def _until(start: Int64, end: Int64, row: int, stop: int) -> int:
+def _until(time: Int64, row: int, stop: int) -> int:
     """Until when slices follow one another without a gap from one on."""
-    while row + 1 < stop and end[row] == start[row + 1]:
+    while row + 1 < stop and time[2 * row + 1] == time[2 * row + 2]:
         row += 1
-    return end[row]
+    return time[2 * row + 1]
 
 
 @Compiled
-def _busy(start: Int64, end: Int64, first: int, last: int, length: int) -> bool:
+def _busy(time: Int64, first: int, last: int, length: int) -> bool:
     """Whether some slices take at least half of a length of time."""
     busy = 0
     for row in range(first, last + 1):
-        busy += end[row] - start[row]
+        busy += time[2 * row + 1] - time[2 * row]
     return 2 * busy >= length
 
 
 @Compiled
-def first_from(values: Int64, low: int, high: int, least: int) -> int:
-    """The first of the ascending values from `low` to `high` that is not below `least`."""
+def first_from(time: Int64, side: int, low: int, high: int, least: int) -> int:
+    """The first of the slices from `low` to `high` whose start, or end where `side` is 1, is not below `least`."""
     while low < high:
         middle = (low + high) // 2
-        if values[middle] < least:
+        if time[2 * middle + side] < least:
             low = middle + 1
         else:
             high = middle

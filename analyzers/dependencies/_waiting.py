@@ -123,7 +123,7 @@ def launched_before(low: Int64, high: Int64, moment: Int64, launch: Int64, found
 
 
 @Compiled
-def ended_by(first: Int64, last: Int64, moment: Int64, end: Int64, found: Int64) -> None:
+def ended_by(first: Int64, last: Int64, moment: Int64, time: Int64, found: Int64) -> None:
     """Fill the first place from `first` to `last` that ends at a moment or later, or `last`; ends ascend."""
     for i in range(len(first)):
-        found[i] = first_from(end, first[i], last[i], moment[i])
+        found[i] = first_from(time, 1, first[i], last[i], moment[i])

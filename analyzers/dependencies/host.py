@@ -90,12 +90,13 @@ def _filled(cut: Cut, threads: Bool, workers: Bool, *, calls: bool = False) -> _
         return _Filled.none()
     own = np.flatnonzero(threads).astype(np.int32)
     part = slice(np.searchsorted(cut.lane, own[0]), np.searchsorted(cut.lane, own[-1], side="right"))
-    lane, start_ns, end_ns = cut.lane[part], cut.slices.start_ns[part], cut.slices.end_ns[part]
+    lane, time_ns = cut.lane[part], cut.slices.time_ns[2 * part.start : 2 * part.stop]
+    start_ns, end_ns = time_ns[0::2], time_ns[1::2]
     if calls:
         waits = np.flatnonzero((cut.slices.kind[part] == SliceKind.HOST) & threads[lane])
     else:
         waits = 1 + np.flatnonzero((start_ns[1:] > end_ns[:-1]) & (lane[1:] == lane[:-1]) & threads[lane[1:]])
-    wait, first, last = fillings(start_ns, end_ns, lane, workers, waits, gaps=not calls)
+    wait, first, last = fillings(time_ns, lane, workers, waits, gaps=not calls)
     length_ns = end_ns[wait] - start_ns[wait] if calls else start_ns[wait] - end_ns[wait - 1]
     spare_ns = length_ns - (end_ns[last] - start_ns[first])
     wait, first, last = wait + part.start, first + part.start, last + part.start

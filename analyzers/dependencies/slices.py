@@ -67,7 +67,7 @@ class Cut:
         first, last = place[self.first], place[self.last] + copies[self.last] - 1
         joins = np.where(self.joins >= 0, place[self.joins], -1)
         cut = Cut(
-            Slices(start, end, self.slices.lane[old], self.slices.event[old], kind),
+            Slices.between(start, end, self.slices.lane[old], self.slices.event[old], kind),
             first.astype(np.int32),
             last.astype(np.int32),
             np.repeat(self.depth, copies[: len(self.depth)]),
@@ -97,11 +97,11 @@ def cut(trace: Trace, matches: Matches, blocking: Bool) -> Cut:
     joins, join_ns = _joins(matches)
     nests, halves = trace.lanes.kind != LaneKind.STREAM, (SliceKind.ARRIVED, SliceKind.TRANSFER)
     columns = e.start_ns, e.end_ns, e.lane, kind, nests, _arrivals(trace, matches)
-    times_ns, codes, kinds, bounds, count, stuck_out = self_time(*columns, halves, len(join_ns))
+    time_ns, codes, kinds, bounds, count, stuck_out = self_time(*columns, halves, len(join_ns))
     total = count + len(join_ns)
-    times_ns[:, count:total], kinds[count:total] = join_ns, SliceKind.JOIN
+    time_ns[2 * count : 2 * total], kinds[count:total] = np.repeat(join_ns, 2), SliceKind.JOIN
     codes[0, count:total], codes[1, count:total] = NO_LANE, NO_EVENT
-    slices = Slices(times_ns[0, :total], times_ns[1, :total], codes[0, :total], codes[1, :total], kinds[:total])
+    slices = Slices(time_ns[: 2 * total], codes[0, :total], codes[1, :total], kinds[:total])
     first_join = np.where(joins >= 0, joins + count, -1).astype(np.int32)
     return Cut(slices, bounds[0], bounds[1], codes[2, :count], first_join, stuck_out)
 

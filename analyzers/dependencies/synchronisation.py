@@ -177,7 +177,7 @@ def _returns(cut: Cut, done: Rows, call: Rows) -> Rows:
     from traceflow.analyzers.dependencies._waiting import ended_by
 
     piece = np.empty(len(call), np.int64)
-    ended_by(cut.first[call], cut.last[call], cut.slices.end_ns[done], cut.slices.end_ns, piece)
+    ended_by(cut.first[call], cut.last[call], cut.slices.end_ns[done], cut.slices.time_ns, piece)
     return np.where(cut.slices.kind[piece] == SliceKind.BLOCKED, 2 * piece + 1, cut.end_of(call))
 
 
