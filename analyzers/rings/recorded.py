@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -30,6 +30,7 @@ class Recorded:
     window: Window
     graph: DependencyGraph
     compute: Mapping[Participant, Intervals]
+    _timed: dict[int, Timed] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of(cls, trace: Trace, programs: Programs, found: Dependencies, step: int | None = None) -> Recorded:
@@ -43,7 +44,10 @@ class Recorded:
 
     def timed(self, key: int) -> Timed:
         """The executions of one program."""
-        return Timed(self.trace, self.found.matches, key, self.programs[key], self.window, self.compute)
+        if key not in self._timed:
+            told = self.trace, self.found.matches, key, self.programs[key], self.window, self.compute
+            self._timed[key] = Timed(*told)
+        return self._timed[key]
 
 
 def replayed_saving(graph: DependencyGraph, hidden: Mapping[int, int]) -> int:
