@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from traceflow.analyzers.rings.operators import operator_loops
 from traceflow.analyzers.rings.result import NOT_HIDDEN, SOURCE_ORDER, TOO_SMALL, Candidate, Loop
 from traceflow.analyzers.rings.waits import waiting_products
+from traceflow.analyzers.window import Window
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
 
 if TYPE_CHECKING:
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
     from traceflow.analyzers.rings.executed import Walked
     from traceflow.analyzers.rings.recorded import Recorded
     from traceflow.analyzers.rings.rounds import Ring
-    from traceflow.analyzers.window import Window
     from traceflow.program.module import Programs
 
 _GRAVE = frozenset({"TF260", "TF261"})

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import numpy as np
 
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.idle_time import idle_time
 from traceflow.analyzers.join import Written, written
 from traceflow.analyzers.window import Window, in_window
@@ -19,7 +20,6 @@ from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Rows, Te
 if TYPE_CHECKING:
     import pandas as pd
 
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import Programs
 
 KINDS = ("compute", "transfer", "communication", "copy", "host", "launch", "idle")

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.graph import NO_EVENT
+from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64, Rows, Text, Trace
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import HloModule, Programs
-    from traceflow.result import Json
 
 
 @dataclass(frozen=True, slots=True)

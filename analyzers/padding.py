@@ -12,6 +12,7 @@ from traceflow.analyzers.memory_traffic import executions, is_piece
 from traceflow.analyzers.moe import RoutedLayer, routed_layers
 from traceflow.program.layout import arrays_of, leaves, stored
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from traceflow.intent.routing import Routing
     from traceflow.program.module import HloModule, Programs
     from traceflow.program.stated import Stated, StatedArray
-    from traceflow.trace.model import Trace
 
 _NOTABLE_SHARE = 0.1
 _NO_MEMORY = frozenset({"tuple", "get-tuple-element", "bitcast", "after-all", "partition-id", "replica-id"})

@@ -21,12 +21,12 @@ from traceflow.analyzers.live_ranges import (
     value_shape,
 )
 from traceflow.analyzers.scheduled_peak import scheduled_peak_bytes
+from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64
 
 if TYPE_CHECKING:
     from traceflow.program.buffers import Allocations, Buffers
     from traceflow.program.module import HloModule
-    from traceflow.result import Json
 
 START, END = "start", "end"
 _CURVE = 400

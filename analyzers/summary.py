@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 import numpy as np
 
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.join import Join, join
 from traceflow.analyzers.window import step_ends
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
@@ -16,7 +17,6 @@ from traceflow.trace.model import ABSENT, Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import Programs
 
 CALL, READY, FETCH = "traceflow.call", "traceflow.ready", "traceflow.fetch"

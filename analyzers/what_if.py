@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 from traceflow.analyzers.changes import Drop, Hypothesis, Scale, apply
 from traceflow.analyzers.critical_path import Segments, segments_of, unordered_streams
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, rebound
 from traceflow.result import Finding, Json, Note, Provenance, Severity, Shown, Skipped
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import Programs
-    from traceflow.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)

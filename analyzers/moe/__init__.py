@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.moe.combine import CombineCheck, Verdict, check_combine
 from traceflow.analyzers.moe.findings import findings_of
 from traceflow.analyzers.moe.result import HostWait, Moe, RoutedLayer, routed_layer
 from traceflow.analyzers.moe.rows import Rows, complete_calls, count_rows
 from traceflow.analyzers.moe.stages import STAGES, Staged, StageTime, host_waits, stage_times, staged
 from traceflow.analyzers.window import in_window
+from traceflow.graph import DependencyGraph
 from traceflow.result import Note, Skipped
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.analyzers.moe.agreement import Agreement
     from traceflow.analyzers.moe.balance import Balance
-    from traceflow.graph import DependencyGraph
     from traceflow.intent.routing import LayerRouting, Routing
     from traceflow.program.module import Programs
-    from traceflow.trace.model import Trace
 
 __all__ = ["CombineCheck", "Moe", "RoutedLayer", "StageTime", "Verdict", "check_combine", "moe", "routed_layers"]
 

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceflow.analyzers.moe.stages import STAGES
+from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Int64, Trace
 
 if TYPE_CHECKING:
     from traceflow.analyzers.moe.calls import Call, Calls
     from traceflow.analyzers.moe.rows import Rows
     from traceflow.intent.routing import LayerRouting
-    from traceflow.result import Json
 
 _EXCHANGES = (("dispatch", False, False), ("combine", False, True), ("combine", True, False), ("dispatch", True, True))
 """Stage, backward, and whether rows go home."""

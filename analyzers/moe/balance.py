@@ -12,13 +12,13 @@ from traceflow.analyzers.changes import apply
 from traceflow.analyzers.moe.rows import Rows, exchange_of
 from traceflow.analyzers.moe.stages import ROW_STAGES, STAGES
 from traceflow.analyzers.what_if import Prediction, predict
+from traceflow.graph import DependencyGraph
+from traceflow.result import Json
+from traceflow.trace.model import Int64, Trace
 
 if TYPE_CHECKING:
     from traceflow.analyzers.moe.calls import Calls
-    from traceflow.graph import DependencyGraph
     from traceflow.intent.routing import LayerRouting
-    from traceflow.result import Json
-    from traceflow.trace.model import Int64, Trace
 
 ASSUMPTION = (
     "each rank's experts multiply the mean of the rows of their exchange group; a row takes as long as measured, "

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceflow.result import Finding, Provenance, Severity
+from traceflow.trace.model import Int64
 
 if TYPE_CHECKING:
     from traceflow.intent.routing import CombineValues, Float64
-    from traceflow.trace.model import Int64
 
 
 class Verdict(StrEnum):

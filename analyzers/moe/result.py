@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from traceflow.analyzers.window import Window
 from traceflow.result import Finding, Json, Note, Shown, Skipped
 from traceflow.trace.model import ABSENT, Int64
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from traceflow.analyzers.moe.combine import CombineCheck
     from traceflow.analyzers.moe.rows import Rows
     from traceflow.analyzers.moe.stages import StageTime
-    from traceflow.analyzers.window import Window
     from traceflow.intent.routing import LayerRouting
 
 

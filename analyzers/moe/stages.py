@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.window import step_of_events
 from traceflow.graph import NO_EVENT, DependencyGraph, EdgeKind
 from traceflow.intervals import union
+from traceflow.result import Json
 from traceflow.trace.model import ABSENT, Bool, Int64, Kind, LaneKind, Trace
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import Programs
-    from traceflow.result import Json
 
 STAGES = (
     "route",

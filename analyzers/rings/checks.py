@@ -11,11 +11,11 @@ import numpy as np
 from traceflow.analyzers.rings.values import NOBODY, Assembled, Parts, Sum, Term, Value
 from traceflow.analyzers.rings.walk import Walk, offsets
 from traceflow.program.sharding import ShardingKind, parse_sharding
+from traceflow.result import Json
+from traceflow.trace.model import Int64
 
 if TYPE_CHECKING:
     from traceflow.analyzers.rings.rounds import Ring, Round
-    from traceflow.result import Json
-    from traceflow.trace.model import Int64
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import median
-from typing import TYPE_CHECKING
 
 from traceflow.analyzers.rings.candidates import Pair, pairs
 from traceflow.analyzers.rings.checks import bytes_sent, matches, used
@@ -18,14 +17,12 @@ from traceflow.analyzers.rings.result import (
     verdict,
 )
 from traceflow.analyzers.rings.rounds import Ring, Round, rings
+from traceflow.analyzers.rings.timed import Span, Timed, Times
 from traceflow.analyzers.rings.walk import Product, TooLongError, Walk
 from traceflow.program.arithmetic import own_flops
 from traceflow.program.layout import leaves
 from traceflow.program.module import COLLECTIVES, HloModule, base_opcode
 from traceflow.program.shape import shape_bytes, without_layout
-
-if TYPE_CHECKING:
-    from traceflow.analyzers.rings.timed import Span, Timed, Times
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
+from traceflow.analyzers.communication import Participant
 from traceflow.analyzers.matching import RECEIVES, SENDS
 from traceflow.analyzers.rings.result import SOURCE_ORDER, Loop, RoundTime, verdict
 from traceflow.analyzers.rings.timed import Span, Times
@@ -24,7 +25,6 @@ from traceflow.program.operators import operator_cost
 from traceflow.trace.model import ABSENT
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.communication import Participant
     from traceflow.analyzers.rings.recorded import Recorded
 
 _PRODUCTS = frozenset({"aten::addmm", "aten::baddbmm", "aten::bmm", "aten::mm", "aten::_scaled_mm"})

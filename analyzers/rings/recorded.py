@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceflow.analyzers.communication import Participant, compute_of
+from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.rings.timed import Span, Timed
 from traceflow.analyzers.window import Window, in_window
 from traceflow.graph import DependencyGraph, SliceKind
 from traceflow.intervals import Intervals, union
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.program.module import Programs
-    from traceflow.trace.model import Trace
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from traceflow.analyzers.communication import Participant
-    from traceflow.result import Json
+from traceflow.analyzers.communication import Participant
+from traceflow.result import Json
 
 HIDDEN = "hidden"
 NOT_HIDDEN = "decomposed but not hidden"

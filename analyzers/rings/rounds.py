@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import numpy as np
 
 from traceflow.analyzers.rings.values import NOBODY, Block, Sum, Term
 from traceflow.analyzers.rings.walk import Permute, Product, Walk
-
-if TYPE_CHECKING:
-    from traceflow.trace.model import Int64
+from traceflow.trace.model import Int64
 
 
 @dataclass(frozen=True, slots=True, eq=False)

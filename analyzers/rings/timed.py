@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traceflow.analyzers.communication import Participant
+from traceflow.analyzers.matching import Matches
+from traceflow.analyzers.window import Window
 from traceflow.intervals import Intervals, union
 from traceflow.trace.model import ABSENT, Int64, Trace
 
 if TYPE_CHECKING:
-    from traceflow.analyzers.communication import Participant
-    from traceflow.analyzers.matching import Matches
     from traceflow.analyzers.rings.rounds import Ring
-    from traceflow.analyzers.window import Window
     from traceflow.program.module import HloModule
 
 

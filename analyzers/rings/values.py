@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Self, TypeAlias
 
 import numpy as np
 
+from traceflow.trace.model import Int64
+
 if TYPE_CHECKING:
     from traceflow.program.indices import Numbers
     from traceflow.program.module import Dot
-    from traceflow.trace.model import Int64
 
 NOBODY = -1
 """Owner of what a device holds that nothing was sent to: zeros."""

@@ -8,19 +8,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from traceflow.analyzers.communication import Participant
 from traceflow.analyzers.executed_operators import hlo_operation
 from traceflow.analyzers.rings.recorded import Recorded, exposed_of, replayed_saving
 from traceflow.analyzers.rings.result import Candidate
 from traceflow.analyzers.rings.timed import Span
 from traceflow.graph import EdgeKind
 from traceflow.trace.model import ABSENT, Bool, Rows, Trace
-
-if TYPE_CHECKING:
-    from traceflow.analyzers.communication import Participant
 
 _PRODUCT = re.compile(r"gemm|matmul|nvjet", re.IGNORECASE)
 _BEFORE = frozenset({"all-gather"})

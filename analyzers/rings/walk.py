@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar, TypeAlias, TypeVar
+from typing import ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -18,9 +18,7 @@ from traceflow.program.arithmetic import arrays
 from traceflow.program.indices import numbers_of
 from traceflow.program.module import HloModule, base_opcode
 from traceflow.program.sharding import Sharding, ShardingKind, parse_sharding
-
-if TYPE_CHECKING:
-    from traceflow.trace.model import Int64
+from traceflow.trace.model import Int64
 
 _LONGEST = 400_000  # instructions that are looked at, loops as often as they run
 _Cut = TypeVar("_Cut", bound=Part)

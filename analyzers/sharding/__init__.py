@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 
 from traceflow.analyzers.sharding.result import ArrayRow, CollectiveRow, Sharding
 from traceflow.result import Skipped
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     from traceflow.analyzers.critical_path import CriticalPath
     from traceflow.intent.intent import Intent
     from traceflow.program.compilation import Compilation
-    from traceflow.trace.model import Trace
 
 __all__ = ["ArrayRow", "CollectiveRow", "Sharding", "sharding"]
 

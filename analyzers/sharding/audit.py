@@ -28,6 +28,7 @@ from traceflow.analyzers.sharding.shards import misplaced_arrays, uneven_shards
 from traceflow.analyzers.sharding.unmatched import unmatched_patterns
 from traceflow.errors import TraceflowError
 from traceflow.result import Finding, Json, Provenance, Skipped
+from traceflow.trace.model import Trace
 
 if TYPE_CHECKING:
     from traceflow.analyzers.critical_path import CriticalPath
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from traceflow.intent.intent import Intent
     from traceflow.program.compilation import Compilation
     from traceflow.program.module import HloModule
-    from traceflow.trace.model import Trace
 
 
 def audit(
