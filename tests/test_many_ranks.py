@@ -198,6 +198,8 @@ def test_a_url_may_name_one_file_or_a_folder_of_this_machine(stored: str, traces
 class Web:
     """A store that calls its files by whole URLs, as that of https does."""
 
+    protocol = ("http", "https")
+
     def __init__(self, folder: Path, url: str) -> None:
         self.files = {f"{url}/{file.name}": file for file in folder.iterdir()}
 
@@ -218,6 +220,32 @@ def test_files_that_are_called_by_whole_urls_keep_their_names(
     run = traceflow.open(form.format(url))
     assert {rank.source for rank in run.trace.ranks} <= {file.name for file in traces.iterdir()}
     assert len(run.trace.ranks) == (1 if form.endswith("json") else len(list(traces.iterdir())))
+
+
+def test_an_address_with_a_query_names_one_file(traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    url, query = "https://traces.example.org/run/rank1.pt.trace.json", "?key=a/b&kind=*"
+    store = Web(traces, "https://traces.example.org/run")
+    store.files[url + query] = store.files[url]
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda asked: (store, asked))
+    assert [rank.source for rank in traceflow.open(url + query).trace.ranks] == ["rank1.pt.trace.json"]
+
+
+def test_what_a_store_raises_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class NoCredentialsError(Exception):
+        pass
+
+    def refuse(_: str) -> list[str]:
+        raise NoCredentialsError("unable to locate credentials\nsee the manual")
+
+    store = Web(tmp_path, "s3://bucket")
+    monkeypatch.setattr(store, "find", refuse)
+    monkeypatch.setattr("fsspec.core.url_to_fs", lambda asked: (store, asked))
+    assert main(["show", "clocks", "s3://bucket/run"]) == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: TF101: cannot read s3://bucket/run: unable to locate credentials (NoCredentialsE")
+    assert told.count("\n") == 1
 
 
 def test_copies_go_with_the_run(stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -76,6 +76,11 @@ def fetched(url: str) -> Copy:
             copy = Copy(url, _copied(store, path, url, folder), folder)
         except OSError as error:
             raise _refusal(url, error.strerror or "it cannot be read") from error
+        except TraceflowError:
+            raise
+        except Exception as error:  # what the driver of a store raises is its own affair
+            told = (str(error).splitlines() or ["it failed"])[0].rstrip(".")
+            raise _refusal(url, f"{told} ({type(error).__name__})") from error
         undone.pop_all()
     return copy
 
@@ -83,13 +88,13 @@ def fetched(url: str) -> Copy:
 def _copied(store: Any, path: str, url: str, folder: Path) -> Path:
     """Copy files into a folder, and say which path in it stands for the URL."""
     path = root = path.rstrip("/")  # as text: some stores call their files by whole URLs
-    while has_magic(root):
+    while _is_pattern(store, root):
         root = root.rpartition("/")[0]
     files = _listed(store, path)
     if not files:
         raise _refusal(url, "no such file or folder")
-    here = folder / (root.rpartition("/")[2] or urlsplit(url).netloc or "root")
-    names = [file[len(root) :].lstrip("/") for file in files]
+    here = folder / (_without_query(store, root).rpartition("/")[2] or urlsplit(url).netloc or "root")
+    names = [_without_query(store, file[len(root) :]).lstrip("/") for file in files]
     if any(".." in PurePosixPath(name).parts for name in names):
         raise _refusal(url, "a name in it leads out of its folder")
     places = [here / name if name else here for name in names]
@@ -101,8 +106,17 @@ def _copied(store: Any, path: str, url: str, folder: Path) -> Path:
 
 def _listed(store: Any, path: str) -> Sequence[str]:
     """The files that are meant, those of folders included."""
-    meant = sorted(store.glob(path)) if has_magic(path) else [path]
+    meant = sorted(store.glob(path)) if _is_pattern(store, path) else [path]
     return [file for one in meant for file in sorted(store.find(one))]
+
+
+def _is_pattern(store: Any, path: str) -> bool:
+    return has_magic(_without_query(store, path))
+
+
+def _without_query(store: Any, path: str) -> str:
+    """A path without what is asked of it, as addresses of the web have it behind a question mark."""
+    return path.partition("?")[0] if "https" in store.protocol else path
 
 
 def _refusal(url: str, why: str) -> TraceflowError:
