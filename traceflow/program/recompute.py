@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import TypeAlias
 
 import numpy as np
 
 from traceflow.program.module import HloModule
-from traceflow.trace.model import Bool
+from traceflow.trace.model import Bool, Int64, Rows
 
 _SCOPE = re.compile(r"(?:^|/)rematted_computation(?:/|$)")
 # Cheap to have twice.
@@ -90,6 +91,12 @@ def _attributes(module: HloModule) -> dict[int, str]:
     return told
 
 
+def _rows(offsets: Int64, values: Rows) -> list[list[int]]:
+    """The values of each row, as lists: numbers are looked up far more often than rows."""
+    all_values, ends = values.tolist(), offsets.tolist()
+    return [all_values[start:end] for start, end in pairwise(ends)]
+
+
 class _Numbers:
     """Numbers of values: equal where the same is computed from the same."""
 
@@ -99,17 +106,21 @@ class _Numbers:
         self._of: dict[int, int] = {}
         self._contents: dict[int, _Key] = {}
         self._attributes = _attributes(module)
+        self._operands, self._called = (
+            _rows(module.operand_offsets, module.operands),
+            _rows(module.called_offsets, module.called),
+        )
 
     def of(self, row: int) -> int:
         """The number of an instruction's value."""
         stack = [row]
         while stack:
             at = stack[-1]
-            open_operands = [one for one in self._module.operands_of(at).tolist() if one not in self._of]
-            if open_operands and at not in self._of:
-                stack += open_operands
-                continue
             if at not in self._of:
+                open_operands = [one for one in self._operands[at] if one not in self._of]
+                if open_operands:
+                    stack += open_operands
+                    continue
                 key = self._key(at)
                 self._of[at] = self._keys.setdefault(key, len(self._keys))
             stack.pop()
@@ -117,12 +128,12 @@ class _Numbers:
 
     def _key(self, row: int) -> _Key:
         module, opcode = self._module, self._module.opcode[row]
-        operands = tuple(self._of[one] for one in module.operands_of(row).tolist())
         if opcode in _ALONE or self._hidden(row):
             return opcode, row
+        operands = tuple([self._of[one] for one in self._operands[row]])
         if opcode == _BARRIER:
             opcode = "tuple"
-        called = tuple(self._content(one) for one in module.called_by(row).tolist())
+        called = tuple([self._content(one) for one in self._called[row]])
         return opcode, module.shape[row], int(module.tuple_index[row]), self._attributes.get(row), called, operands
 
     def _hidden(self, row: int) -> bool:
@@ -130,8 +141,9 @@ class _Numbers:
         opcode = self._module.opcode[row]
         if opcode.endswith(("-start", "-done")):
             return True
-        told = len(self._module.called_by(row)) if opcode in _CALLS else row in self._attributes
-        return opcode in _CALLS | _DESCRIBED and not told
+        if opcode in _CALLS:
+            return not self._called[row]
+        return opcode in _DESCRIBED and row not in self._attributes
 
     def _content(self, computation: int) -> _Key:
         """What a called computation does with its parameters."""
@@ -146,7 +158,7 @@ class _Numbers:
         module, opcode = self._module, self._module.opcode[row]
         if (opcode in _ALONE and opcode != "parameter") or self._hidden(row):
             return opcode, row
-        operands = tuple(one - first for one in module.operands_of(row).tolist())
-        called = tuple(self._content(one) for one in module.called_by(row).tolist())
+        operands = tuple([one - first for one in self._operands[row]])
+        called = tuple([self._content(one) for one in self._called[row]])
         numbers = int(module.parameter_number[row]), int(module.tuple_index[row])
         return opcode, module.shape[row], numbers, self._attributes.get(row), called, operands
