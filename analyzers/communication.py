@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
@@ -234,13 +234,17 @@ def _instances(
             messages += [_message(trace, instance, own, attributed)] if len(own) == 2 else []
         else:
             calls = [(row, ends.get((instance, _participant(trace, row)), row)) for row in sorted(own)]
-            one = _collective(trace, found, instance, calls, exposed)
-            collectives.append(replace(one, attributed=attributed[calls[0][0]]))
+            collectives.append(_collective(trace, found, instance, calls, exposed, attributed[calls[0][0]]))
     return tuple(collectives), tuple(messages)
 
 
 def _collective(
-    trace: Trace, found: Dependencies, instance: int, calls: list[tuple[int, int]], exposed: Int64
+    trace: Trace,
+    found: Dependencies,
+    instance: int,
+    calls: list[tuple[int, int]],
+    exposed: Int64,
+    attributed: Attributed | None,
 ) -> Collective:
     """A collective from each participant's rows that issued and that ended it."""
     c, e = trace.communications, trace.events
@@ -255,6 +259,7 @@ def _collective(
         group.name,
         _participant(trace, last),
         tuple(_call(trace, found, row, done, exposed) for row, done in calls),
+        attributed,
     )
 
 

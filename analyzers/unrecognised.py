@@ -51,7 +51,7 @@ def unrecognised(trace: Trace, found: Dependencies, window: Window) -> tuple[Fin
         window: Where to look.
     """
     kernels = _kernels(trace, found, window)
-    talks = set(trace.events.lane[trace.events.kind == Kind.COMMUNICATION].tolist())
+    talks = np.unique(trace.events.lane[trace.communications.event]).tolist()
     findings = []
     for lane in np.unique(kernels.lane).tolist():
         own = kernels.of(lane)
@@ -67,10 +67,9 @@ def unrecognised(trace: Trace, found: Dependencies, window: Window) -> tuple[Fin
 def _kernels(trace: Trace, found: Dependencies, window: Window) -> _Kernels:
     """What an HLO instruction runs is left out: the compiler says what it is."""
     e = trace.events
-    kernel = (e.kind == Kind.COMPUTE) & (trace.lanes.device[e.lane] != ABSENT)
-    kernel &= (e.start_ns < window.end_ns) & (e.end_ns > window.start_ns)
-    kernel[trace.hlo.event] = False
-    event = np.flatnonzero(kernel)
+    event = np.flatnonzero(e.kind == Kind.COMPUTE)
+    event = event[(e.start_ns[event] < window.end_ns) & (e.end_ns[event] > window.start_ns)]
+    event = event[(trace.lanes.device[e.lane[event]] != ABSENT) & ~np.isin(event, trace.hlo.event)]
     hints = {int(code): hint(trace.strings[code]) for code in np.unique(e.name[event])}
     said = [hints[code] for code in e.name[event].tolist()]
     return _Kernels(

@@ -103,43 +103,45 @@ def topological_order(offsets: Int32, source: Int32, kind: Int8) -> tuple[Int32,
     """
     vertices = len(offsets) - 1
     order, closing = np.empty(vertices, np.int32), np.zeros(len(source), bool)
-    stack, state = np.empty(vertices, np.int32), np.zeros(vertices, np.int8)
-    _sort(offsets, source, kind, offsets[:-1].copy(), stack, state, order, closing)
+    _sort(offsets, source, kind, np.empty(vertices, np.int32), np.zeros(vertices, np.int32), order, closing)
     return order, closing
 
 
 @Compiled
 def _sort(
-    offsets: Int32, source: Int32, kind: Int8, cursor: Int32, stack: Int32, state: Int8, order: Int32, closing: Bool
+    offsets: Int32, source: Int32, kind: Int8, stack: Int32, progress: Int32, order: Int32, closing: Bool
 ) -> None:
-    """Fill the order, and mark what closes. `state` is 0 of new vertices, 1 of those on the stack, 2 of done ones."""
-    vertices, filled = len(offsets) - 1, 0
-    for root in range(vertices):
-        if state[root] != 0:
+    """Fill the order, and mark what closes.
+
+    `progress` is 0 of new vertices, -1 of done ones, and of those on the stack one more than the edges looked at.
+    """
+    filled = 0
+    for root in range(len(progress)):
+        if progress[root] != 0:
             continue
-        stack[0], depth, state[root] = root, 1, 1
+        stack[0], depth, progress[root] = root, 1, 1
         while depth > 0:
             v = stack[depth - 1]
-            if cursor[v] == offsets[v + 1]:
-                state[v], order[filled] = 2, v
+            e = offsets[v] + progress[v] - 1
+            if e == offsets[v + 1]:
+                progress[v], order[filled] = -1, v
                 filled += 1
                 depth -= 1
                 continue
-            e = cursor[v]
-            cursor[v] += 1
+            progress[v] += 1
             u = source[e]
-            if state[u] == 1 and kind[e] == SELF:
+            if progress[u] > 0 and kind[e] == SELF:
                 while stack[depth - 1] != u:  # search again from u, without that edge
                     w = stack[depth - 1]
-                    state[w], cursor[w] = 0, offsets[w]
+                    progress[w] = 0
                     for entered in range(offsets[w], offsets[w + 1]):
                         closing[entered] = False
                     depth -= 1
-                closing[cursor[u] - 1] = True
-            elif state[u] == 1:
+                closing[offsets[u] + progress[u] - 2] = True
+            elif progress[u] > 0:
                 closing[e] = True
-            elif state[u] == 0:
-                state[u], stack[depth] = 1, u
+            elif progress[u] == 0:
+                progress[u], stack[depth] = 1, u
                 depth += 1
 
 

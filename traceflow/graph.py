@@ -8,7 +8,7 @@ explains is a lag: lag(v) = time(v) - latest bound over the edges into v.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from typing import TypeAlias
@@ -252,39 +252,46 @@ class DependencyGraph:
 
 
 def dependency_graph(
-    slices: Slices, edges: Sequence[Edges], *, counted: Bool | None = None, resolution_ns: int = 0
+    slices: Slices, edges: Iterable[Edges], *, counted: Bool | None = None, resolution_ns: int = 0
 ) -> DependencyGraph:
     """Assemble a graph; edges that the timestamps contradict, or that close a cycle, are left out and counted.
 
     Args:
         slices: The vertices.
-        edges: Every edge between different slices; the edges inside slices are added here.
+        edges: Every edge between different slices; the edges inside slices are added here. Given as an iterator, they
+            take no memory any more once they are grouped.
         counted: Slices that can end the window; all that belong to a lane where None.
         resolution_ns: A target that comes before its source by no more than this is rounding, no contradiction:
             the edge binds, less the difference.
 
     Complexity: O(slices + edges).
     """
-    from traceflow._replay import by_target, topological_order
+    from traceflow._replay import topological_order
 
-    ends = [[end.astype(np.int32, copy=False) for end in (one.source, one.target)] for one in edges]
-    csr: _Csr
-    csr, late = by_target(slices.time_ns, ends, [int(one.kind) for one in edges], resolution_ns)
+    csr, contradicted = _grouped(slices.time_ns, list(edges), resolution_ns)
     order, closing = topological_order(*csr[:3])
-    left_out = Counter[EdgeKind]()
-    for one, number in zip(edges, late, strict=True):
-        left_out[one.kind] += number
-    left_out.update(EdgeKind(kind) for kind in csr[2][closing].tolist())
+    contradicted.update(EdgeKind(kind) for kind in csr[2][closing].tolist())
     if closing.any():
         csr = _without(csr, closing)
     if counted is None:
         counted = slices.lane != NO_LANE
-    contradicted = {kind: left_out[kind] for kind in EdgeKind if left_out[kind]}
-    return _bound(slices, counted, csr, order, contradicted)
+    return _bound(slices, counted, csr, order, {kind: contradicted[kind] for kind in EdgeKind if contradicted[kind]})
 
 
 _Csr: TypeAlias = tuple[Int32, Int32, Int8, Int32]
 """Offsets, sources, kinds and advances of the edges, by target."""
+
+
+def _grouped(time_ns: Int64, edges: Sequence[Edges], resolution_ns: int) -> tuple[_Csr, Counter[EdgeKind]]:
+    """The edges by target, and how many were left out because their timestamps deny them."""
+    from traceflow._replay import by_target
+
+    ends = [[end.astype(np.int32, copy=False) for end in (one.source, one.target)] for one in edges]
+    csr, late = by_target(time_ns, ends, [int(one.kind) for one in edges], resolution_ns)
+    denied = Counter[EdgeKind]()
+    for one, number in zip(edges, late, strict=True):
+        denied[one.kind] += number
+    return csr, denied
 
 
 def _without(csr: _Csr, edges: Bool) -> _Csr:
@@ -386,7 +393,10 @@ def _inside(graph: DependencyGraph, rows: Rows, renumber: Int32, start_ns: int, 
     early = time_ns[source] < start_ns
     new_source = np.where(early, 2 * origin + 1, 2 * renumber[source >> 1] + (source & 1))
     new_target = 2 * renumber[target >> 1] + (target & 1)
-    return [Edges(new_source[kind == k], new_target[kind == k], EdgeKind(k)) for k in np.unique(kind)]
+    order = np.argsort(kind, kind="stable")
+    bounds = np.searchsorted(kind[order], np.arange(len(EdgeKind) + 1, dtype=np.int8))
+    parts = [(of, order[bounds[of] : bounds[of + 1]]) for of in EdgeKind if bounds[of] < bounds[of + 1]]
+    return [Edges(new_source[part], new_target[part], of) for of, part in parts]
 
 
 def _into(graph: DependencyGraph, vertices: Rows) -> tuple[Rows, Rows]:

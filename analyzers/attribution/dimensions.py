@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from traceflow.intent.routing import LayerRouting
 from traceflow.trace.model import ABSENT, Group
 
 if TYPE_CHECKING:
     from traceflow.intent.mesh import Mesh
     from traceflow.intent.plan import ParallelPlan
+    from traceflow.intent.routing import LayerRouting
 
 _DENSE = {"tp": "TP", "gtp": "GTP", "dp": "DP", "cp": "CP", "pp": "PP"}
 _EXPERT = {"etp": "ETP", "egtp": "EGTP", "ep": "EP", "edp": "EDP", "pp": "PP"}

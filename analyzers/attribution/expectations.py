@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from traceflow.analyzers.attribution.dimensions import Grids, members_of, planned, recorded
 from traceflow.analyzers.attribution.purposes import Kind, Phase, Purpose
-from traceflow.intent.routing import DISPATCHERS, LayerRouting, Routing
 
 if TYPE_CHECKING:
     from traceflow.intent.mesh import Mesh
     from traceflow.intent.plan import Payload, Plan
+    from traceflow.intent.routing import LayerRouting, Routing
 
 Splits: TypeAlias = tuple[tuple[int, ...], tuple[int, ...]]
 """Rows to each member of a group, and rows from each."""
@@ -107,6 +107,7 @@ def expectations(plan: Plan | None, routing: Routing | None, meshes: Mapping[int
 def _exchanges(layers: list[LayerRouting]) -> dict[tuple[int, int], frozenset[Splits]]:
     """The splits of each dispatch, by rank and step."""
     from traceflow.analyzers.moe.rows import complete_calls, count_rows
+    from traceflow.intent.routing import DISPATCHERS
 
     found: dict[tuple[int, int], set[Splits]] = {}
     for layer in layers:

@@ -42,14 +42,14 @@ class Judgement:
 class _Scope:
     """What an annotation says of the collectives in it."""
 
-    pattern: re.Pattern[str]
+    pattern: str
     kinds: frozenset[Kind]
     purpose: Purpose
     phases: frozenset[Phase | None] = frozenset({None, *Phase})
 
 
 def _scope(pattern: str, kinds: frozenset[Kind], purpose: Purpose, *phases: Phase | None) -> _Scope:
-    return _Scope(re.compile(pattern), kinds, purpose, frozenset(phases or (None, *Phase)))
+    return _Scope(pattern, kinds, purpose, frozenset(phases or (None, *Phase)))
 
 
 _GATHERS = frozenset({Kind.ALL_GATHER})
@@ -122,7 +122,7 @@ def _by_scope(call: Call, _: Expectations, __: frozenset[str]) -> Judgement | No
 @cache
 def _meant_by_scope(name: str, kind: Kind, phase: Phase | None) -> Purpose | None:
     fitting = (scope for scope in _SCOPES if kind in scope.kinds and phase in scope.phases)
-    return next((scope.purpose for scope in fitting if scope.pattern.search(name.lower())), None)
+    return next((scope.purpose for scope in fitting if re.search(scope.pattern, name.lower())), None)
 
 
 def _by_record(call: Call, expected: Expectations, _: frozenset[str]) -> Judgement | None:

@@ -105,6 +105,8 @@ def _named(trace: Trace, wanted: Callable[[str], object]) -> Bool:
 def _inside(around: Surroundings, wanted: Bool) -> Bool:
     """Events that such a host event issued, directly or through others, or that are one."""
     wanted = wanted & around.on_thread
+    if not wanted.any():  # as in most programs
+        return wanted
     direct = wanted | (around.enclosing(wanted) >= 0)
     issued: Bool = direct[around.issuer]
     return issued

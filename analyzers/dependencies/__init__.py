@@ -70,19 +70,21 @@ def dependencies(
     slices = slices.with_blocked(waits)
     operands = data(trace, programs, slices)
     synchronised, inferred = synchronisation(trace, launch, slices, blocking)
-    edges = [
-        program_order(trace, slices),
-        handed_off,
-        returned,
-        *flows(trace, slices),
-        *launch_edges(trace, launch, slices),
-        *stream_order(trace, slices, resolution_ns),
-        *synchronised,
-        operands,
-        nesting(trace, slices),
-        *run_starts(trace, slices, np.unique(slices.slices.event[operands.target >> 1])),
-        *rendezvous(trace, matches, slices),
-    ]
+    edges = iter(
+        [  # which lets go of them
+            program_order(trace, slices),
+            handed_off,
+            returned,
+            *flows(trace, slices),
+            *launch_edges(trace, launch, slices),
+            *stream_order(trace, slices, resolution_ns),
+            *synchronised,
+            operands,
+            nesting(trace, slices),
+            *run_starts(trace, slices, np.unique(slices.slices.event[operands.target >> 1])),
+            *rendezvous(trace, matches, slices),
+        ]
+    )
     graph = dependency_graph(slices.slices, edges, resolution_ns=resolution_ns)
     remarks = _remarks(trace, graph, launch, inferred, slices.stuck_out)
     return Dependencies(graph, matches, launch.call, notes_of([remarks], trace), remarks)

@@ -269,7 +269,9 @@ def _busy(time: Int64, first: int, last: int, length: int) -> bool:
     busy = 0
     for row in range(first, last + 1):
         busy += time[2 * row + 1] - time[2 * row]
-    return 2 * busy >= length
+        if 2 * busy >= length:
+            return True
+    return False
 
 
 @Compiled
