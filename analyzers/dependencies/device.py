@@ -125,5 +125,5 @@ def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
 def _last_to_end(lane: Int32, end_ns: Int64) -> Int64:
     """For each row of sorted lanes, the row up to there on its lane that ends last; of several, the last of them."""
     latest = lane.astype(np.int64) * (int(end_ns.max(initial=0)) + 1) + end_ns
-    last = latest == np.maximum.accumulate(latest)
+    last: Bool = latest == np.maximum.accumulate(latest)
     return np.flatnonzero(last)[np.cumsum(last) - 1]
