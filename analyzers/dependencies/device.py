@@ -125,5 +125,6 @@ def stream_order(trace: Trace, cut: Cut, resolution_ns: int) -> list[Edges]:
 def _last_to_end(lane: Int32, end_ns: Int64) -> Int64:
     """For each row of sorted lanes, the row up to there on its lane that ends last; of several, the last of them."""
     latest = lane.astype(np.int64) * (int(end_ns.max(initial=0)) + 1) + end_ns
-    last: Bool = latest == np.maximum.accumulate(latest)
-    return np.flatnonzero(last)[np.cumsum(last) - 1]
+    last = latest == np.maximum.accumulate(latest)
+    rows: Int64 = np.flatnonzero(last)[np.cumsum(last) - 1]
+    return rows
