@@ -36,14 +36,9 @@ OF_OTHERS = {
     "traceflow.trace.operations",
     "traceflow.trace.torch_memory",
 }
-# What answers to other questions than the critical path are made of.
-OF_OTHER_QUESTIONS = {
-    "traceflow.analyzers.attribution",
-    "traceflow.analyzers.moe",
-    "traceflow.intent",
-    "traceflow.program.cost",
-    "traceflow.program.frames",
-}
+# What only runs with compiled programs or experts need.
+OF_OTHER_RUNS = {"traceflow.analyzers.moe", "traceflow.intent", "traceflow.program.cost", "traceflow.program.frames"}
+OF_OTHER_QUESTIONS = OF_OTHER_RUNS | {"traceflow.analyzers.attribution"}  # than where the critical path is
 OF_OTHER_VERBS = {f"traceflow.cli.{verb}" for verb in ("check", "demo", "diff", "export", "plan", "query", "report")}
 CLI = "from traceflow.cli import main; main(['show', {!r}, 'rank0.json'])"
 
@@ -76,7 +71,7 @@ def test_nothing_heavy_is_loaded_before_it_is_needed(script: str, tmp_path: Path
     ("script", "needless"),
     [
         ("traceflow.open('rank0.json').critical_path(step=1)", OF_OTHERS | OF_OTHER_QUESTIONS | {"msgspec"}),
-        ("traceflow.open('rank0.json').communication(step=1)", OF_OTHERS | {"msgspec", "traceflow.program.cost"}),
+        ("traceflow.open('rank0.json').communication(step=1)", OF_OTHERS | OF_OTHER_RUNS | {"msgspec"}),
         (CLI.format("critical-path"), OF_OTHERS | OF_OTHER_QUESTIONS | OF_OTHER_VERBS | {"traceflow.report.grid"}),
         (CLI.format("all"), OF_OTHERS | OF_OTHER_VERBS | {"traceflow.analyzers.moe.balance", "traceflow.codes"}),
     ],
