@@ -92,10 +92,11 @@ def _filled(cut: Cut, threads: Bool, workers: Bool, *, calls: bool = False) -> _
     part = slice(np.searchsorted(cut.lane, own[0]), np.searchsorted(cut.lane, own[-1], side="right"))
     lane, time_ns = cut.lane[part], cut.slices.time_ns[2 * part.start : 2 * part.stop]
     start_ns, end_ns = time_ns[0::2], time_ns[1::2]
+    may_wait = (threads & (workers.sum() > workers))[lane]  # no thread waits for itself
     if calls:
-        waits = np.flatnonzero((cut.slices.kind[part] == SliceKind.HOST) & threads[lane])
+        waits = np.flatnonzero((cut.slices.kind[part] == SliceKind.HOST) & may_wait)
     else:
-        waits = 1 + np.flatnonzero((start_ns[1:] > end_ns[:-1]) & (lane[1:] == lane[:-1]) & threads[lane[1:]])
+        waits = 1 + np.flatnonzero((start_ns[1:] > end_ns[:-1]) & (lane[1:] == lane[:-1]) & may_wait[1:])
     wait, first, last = fillings(time_ns, lane, workers, waits, gaps=not calls)
     length_ns = end_ns[wait] - start_ns[wait] if calls else start_ns[wait] - end_ns[wait - 1]
     spare_ns = length_ns - (end_ns[last] - start_ns[first])
