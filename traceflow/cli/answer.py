@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from traceflow.result import Json, Result
     from traceflow.run import Run
 
+_OBJECTS = 100_000  # between searches for garbage: answers are made of millions of objects, which form no cycles
+
 
 def opened(source: str, options: Options) -> Run:
     """Read an input and find the dependencies of its trace, which nearly every verb needs.
@@ -21,6 +24,7 @@ def opened(source: str, options: Options) -> Run:
     Raises:
         TraceflowError: when the input cannot be read, TF112 when a pattern or the project's settings cannot be used.
     """
+    gc.set_threshold(_OBJECTS)
     asked = (options.communication or []) if isinstance(options, ReadOptions) else []
     with working(f"reading {source}", options):
         run = _open(source, options, [*project_communication(), *asked])
