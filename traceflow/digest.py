@@ -146,7 +146,8 @@ def digest(questions: Mapping[str, Callable[[], Result]], *, side_by_side: bool 
 
     Args:
         questions: How to ask each, by name.
-        side_by_side: Whether another thread asks as well, from the last question on; it changes no answer.
+        side_by_side: Whether another thread asks as well, from the last question on. It changes no answer, and pays
+            where most of the work is on arrays.
 
     Raises:
         TraceflowError: TF111 or TF112 where the request itself is wrong, such as a step that is not there.

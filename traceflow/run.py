@@ -400,7 +400,7 @@ class Run:
                 "sharding": partial(self.sharding, step=step),
                 "collective-matmul": partial(self.collective_matmul, step=step),
             },
-            side_by_side=self.is_here,
+            side_by_side=self.is_here and not self.programs,  # explaining these is Python, in which threads take turns
         )
 
     def redacted(self) -> Run:
