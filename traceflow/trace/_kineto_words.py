@@ -61,7 +61,7 @@ _WORDS = {
 _MEANING = np.array([0, *_WORDS.values()], np.int64)
 _LENGTH = np.array([0, *map(len, _WORDS)], np.int64)
 _LONGEST = int(_LENGTH.max())
-SLOT_BITS = 9
+SLOT_BITS = 10
 
 
 def _spelling() -> NDArray[np.uint64]:
