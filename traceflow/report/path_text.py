@@ -84,10 +84,10 @@ def _by_name(segments: Sequence[Row], whole_ns: int, top: int) -> Iterator[Rende
 
 def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[RenderableType]:
     """The longest contiguous pieces of a path, in order of time."""
-    pieces = [_joined(list(group)) for _, group in groupby(segments, key=_piece)]
-    longest = sorted(
-        nlargest(top, pieces, key=lambda piece: int(piece["duration_ns"])), key=lambda piece: int(piece["start_ns"])
-    )
+    pieces = [list(group) for _, group in groupby(segments, key=_piece)]
+    took_ns = [sum(segment["duration_ns"] for segment in piece) for piece in pieces]
+    shown = nlargest(top, range(len(pieces)), key=lambda at: int(took_ns[at]))
+    longest = sorted((_joined(pieces[at]) for at in shown), key=lambda piece: int(piece["start_ns"]))
     whole_ns = window["end_ns"] - window["start_ns"]
     unit = unit_for([whole_ns])
     rows = []
@@ -100,7 +100,7 @@ def _pieces(segments: Sequence[Row], window: Row, top: int) -> Iterator[Renderab
     yield heading(f"Longest pieces of the path, in order of time ({unit.name}; where = rank:device)")
     yield Rows(("at", "took", "share", "kind", "where", "name"), rows)
     if rest := len(pieces) - len(longest):
-        left_ns = sum(piece["duration_ns"] for piece in pieces) - sum(piece["duration_ns"] for piece in longest)
+        left_ns = sum(took_ns) - sum(piece["duration_ns"] for piece in longest)
         yield Text(f"and {rest:,} shorter ones, together {duration_text(left_ns)}")
 
 
