@@ -22,14 +22,14 @@ from traceflow.analyzers.attribution.purposes import (
     Phase,
     Purpose,
 )
-from traceflow.analyzers.dependencies import Dependencies
-from traceflow.program.module import Programs
 from traceflow.trace.model import ABSENT, Int32, Trace
 
 if TYPE_CHECKING:
+    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.intent.mesh import Mesh
     from traceflow.intent.plan import Plan
     from traceflow.intent.routing import Routing
+    from traceflow.program.module import Programs
 
 __all__ = ["UNKNOWN", "Attributed", "Attribution", "Kind", "Phase", "Purpose", "attribution"]
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from traceflow.analyzers.attribution.purposes import Kind, Phase, kind_of_operation
-from traceflow.analyzers.dependencies import Dependencies
 from traceflow.analyzers.matching import numbers_of
 from traceflow.analyzers.window import NO_STEP, step_of_events
-from traceflow.program.module import HloModule, Programs
 from traceflow.trace.model import ABSENT, Bool, Group, Int64, LaneKind, Rows, Trace
 from traceflow.trace.model import Kind as EventKind
 
 if TYPE_CHECKING:
+    from traceflow.analyzers.dependencies import Dependencies
     from traceflow.analyzers.sharding.flow import Flow
+    from traceflow.program.module import HloModule, Programs
 
 _BACKWARD = "autograd::engine::evaluate_function: "
 _RECOMPUTES = f"{_BACKWARD}CheckpointFunctionBackward"

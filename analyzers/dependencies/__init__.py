@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,10 +18,12 @@ from traceflow.analyzers.dependencies.slices import cut
 from traceflow.analyzers.dependencies.synchronisation import synchronisation
 from traceflow.analyzers.matching import Matches, match
 from traceflow.graph import DependencyGraph, EdgeKind, dependency_graph
-from traceflow.program.module import Programs
 from traceflow.quality import ORDER
 from traceflow.result import Note
 from traceflow.trace.model import ABSENT, Bool, Int32, Kind, LaneKind, Trace
+
+if TYPE_CHECKING:
+    from traceflow.program.module import Programs
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from traceflow.analyzers.dependencies.slices import Cut
 from traceflow.analyzers.dependencies.stream_waits import stream_waits
 from traceflow.graph import EdgeKind, Edges
-from traceflow.program.module import HloModule, Programs
 from traceflow.trace.model import ABSENT, Bool, Int32, Int64, LaneKind, Trace
+
+if TYPE_CHECKING:
+    from traceflow.analyzers.dependencies.slices import Cut
+    from traceflow.program.module import HloModule, Programs
 
 ENVELOPES = frozenset({"while", "conditional", "call"})
 """Operations that only run other operations: they have no work of their own."""

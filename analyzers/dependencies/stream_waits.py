@@ -6,10 +6,14 @@ the start, and what the schedule puts after the done waits for it. A done launch
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 
-from traceflow.program.module import HloModule
 from traceflow.trace.model import ABSENT, Bool
+
+if TYPE_CHECKING:
+    from traceflow.program.module import HloModule
 
 
 def stream_waits(module: HloModule, executed: Bool) -> set[tuple[int, int]]:
