@@ -288,6 +288,11 @@ def test_a_file_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytes
     assert str(path) in error.what
 
 
+def test_an_empty_name_is_not_this_folder() -> None:
+    error = refusal("")
+    assert (error.code, error.why) == ("TF101", "its name is empty")
+
+
 @pytest.mark.parametrize(
     ("given", "code", "why"),
     [

@@ -55,6 +55,18 @@ def test_the_wheel_names_its_command_and_licence(wheel: zipfile.ZipFile) -> None
     assert f"{info}/licenses/LICENSE" in wheel.namelist()
 
 
+@pytest.mark.parametrize("line", [["--version"], ["show", "nothing"]])
+def test_the_package_is_its_command(line: list[str]) -> None:
+    command = shutil.which("traceflow", path=str(Path(sys.executable).parent))
+    assert command is not None
+    one, other = (
+        subprocess.run([*start, *line], check=False, capture_output=True, text=True)
+        for start in ([command], [sys.executable, "-m", "traceflow"])
+    )
+    assert one.stdout + one.stderr
+    assert (one.returncode, one.stdout, one.stderr) == (other.returncode, other.stdout, other.stderr)
+
+
 def test_explaining_a_trace_needs_no_framework(wheel: zipfile.ZipFile) -> None:
     (path,) = (name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
     requirements = Parser().parsestr(wheel.read(path).decode()).get_all("Requires-Dist", [])

@@ -98,6 +98,8 @@ def read(path: Path | str, *, communication: Iterable[str] = (), executor: Execu
             for another format, TF108 when two files claim one rank, TF112 for what is no regular expression, TF127 where
             the executor ended, TF129 when files are of two runs.
     """
+    if path == "":  # which would be this folder
+        raise TraceflowError("TF101", "cannot read an input", "its name is empty", "name a file or a folder")
     given, patterns = Path(path), usable(communication)
     try:
         if given.is_file():

@@ -28,17 +28,26 @@ def without_host_noise(trace: Trace) -> Trace:
     Returns:
         A canonical trace; what was left out is counted with its reason.
     """
-    idle, profiler = _idle_lanes(trace)[trace.events.lane], _inside_profiler(trace)
+    waits = np.array([waits_on_host(text) for text in trace.strings], bool)
+    steers = np.array([_PROFILER.search(text) is not None for text in trace.strings], bool)
+    if not (waits.any() or steers.any()):
+        return trace
+    idle, profiler = _idle_lanes(trace, waits)[trace.events.lane], _inside_profiler(trace, steers)
     if not (idle | profiler).any() or (idle | profiler).all():
         return trace
     reasons = {"on a thread that only waits": int(idle.sum()), "the profiler's own": int((profiler & ~idle).sum())}
     return without(trace, idle | profiler, reasons)
 
 
-def _inside_profiler(trace: Trace) -> Bool:
-    """Host events that only run while their thread starts or stops the profiler, and call no device."""
+def _inside_profiler(trace: Trace, steers: Bool) -> Bool:
+    """Host events that only run while their thread starts or stops the profiler, and call no device.
+
+    Args:
+        trace: The evidence.
+        steers: Which of its names are those of such starts and stops.
+    """
     e = trace.events
-    named = np.array([_PROFILER.search(text) is not None for text in trace.strings] or [False])[e.name]
+    named = steers[e.name]
     inside = np.zeros(len(e), bool)
     for event in np.flatnonzero(named & (trace.lanes.kind[e.lane] == LaneKind.THREAD)).tolist():
         last = np.searchsorted(e.lane, e.lane[event], side="right")
@@ -50,12 +59,17 @@ def _inside_profiler(trace: Trace) -> Bool:
     return inside
 
 
-def _idle_lanes(trace: Trace) -> Bool:
-    """Threads that wait for all but a hundredth of their time, and neither call the device nor communicate."""
+def _idle_lanes(trace: Trace, waits: Bool) -> Bool:
+    """Threads that wait for all but a hundredth of their time, and neither call the device nor communicate.
+
+    Args:
+        trace: The evidence.
+        waits: Which of its names are those of waits.
+    """
     e = trace.events
-    waits = np.array([waits_on_host(text) for text in trace.strings] or [False])[e.name]
+    waiting = waits[e.name]
     idle = np.zeros(len(trace.lanes), bool)
-    idle[e.lane[waits]] = True
+    idle[e.lane[waiting]] = True
     idle &= trace.lanes.kind == LaneKind.THREAD
     idle[e.lane[e.correlation >= 0]] = False
     idle[e.lane[trace.communications.event]] = False
@@ -63,6 +77,6 @@ def _idle_lanes(trace: Trace) -> Bool:
     for lane in np.flatnonzero(idle):
         first, last = np.searchsorted(e.lane, (lane, lane + 1))
         own = np.arange(first, last)
-        total, waiting = (union(e.start_ns[rows], e.end_ns[rows]).total_ns for rows in (own, own[waits[own]]))
-        idle[lane] = _BUSY_AT_LEAST * (total - waiting) <= total
+        total_ns, waited_ns = (union(e.start_ns[rows], e.end_ns[rows]).total_ns for rows in (own, own[waiting[own]]))
+        idle[lane] = _BUSY_AT_LEAST * (total_ns - waited_ns) <= total_ns
     return idle
