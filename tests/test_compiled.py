@@ -12,7 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from traceflow import compiled
-from traceflow.compiled import Compiled
+from traceflow.compiled import Compiled, Intrinsic
+from traceflow.trace import _json_blocks
 
 Int64 = NDArray[np.int64]
 _FACTOR = 3
@@ -183,3 +184,9 @@ def test_reading_and_explaining_a_trace_loads_no_compiler(tmp_path: Path) -> Non
     command = [sys.executable, "-c", script]
     subprocess.run(command, check=False, capture_output=True)  # may have to compile
     subprocess.run(command, check=True, capture_output=True)
+
+
+def test_what_an_instruction_is_built_of_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = Intrinsic(_json_blocks.equal.function).fingerprint
+    monkeypatch.setattr(_json_blocks, "BLOCK", 16)
+    assert Intrinsic(_json_blocks.equal.function).fingerprint != before

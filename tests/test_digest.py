@@ -212,7 +212,6 @@ def test_of_several_wrong_requests_the_first_is_told() -> None:
             digest(asked, side_by_side=side_by_side)
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_what_breaks_the_other_thread_is_raised() -> None:
     def breaks() -> Result:
         raise ZeroDivisionError

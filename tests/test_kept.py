@@ -206,13 +206,14 @@ def test_what_nobody_read_for_a_month_is_forgotten(file: Path, tmp_path: Path, m
     monkeypatch.setenv("TRACEFLOW_CACHE", str(tmp_path / "mine"))
     traces, now = tmp_path / "mine" / "traces", time.time()
     traces.mkdir(parents=True)
-    for name, read_days_ago, written_days_ago in (("old.npz", 31, 40), ("read.npz", 1, 40), ("notes.txt", 90, 90)):
+    old, recent, others = f"{'a1' * 16}.npz", f"{'b2' * 16}.npz", "routing_of_march.npz"
+    for name, read_days_ago, written_days_ago in ((old, 31, 40), (recent, 1, 40), (others, 90, 90)):
         (traces / name).touch()
         os.utime(traces / name, (now - read_days_ago * 86_400, now - written_days_ago * 86_400))
     read_kineto(file)
     left = {path.name for path in traces.iterdir()}
-    assert {"read.npz", "notes.txt"} < left
-    assert "old.npz" not in left
+    assert {recent, others} < left
+    assert old not in left
     assert len(left) == 3
 
 

@@ -94,14 +94,16 @@ def test_processes_are_used_where_there_is_enough_to_do(
 
 
 def test_packed_files_count_as_what_they_hold(tmp_path: Path) -> None:
-    for name, size in (("a.json", 10_000_000), ("b.json.gz", 30_000_000), ("c.json", 10)):
+    for name, size in (("a.json", 10_000_000), ("b.json.gz", 30_000_000), ("c.json.gz", 20_000_000)):
         with (tmp_path / name).open("wb") as file:
             file.truncate(size)
     with Processes() as executor:
         packed = [tmp_path / "b.json.gz", tmp_path / "b.json.gz"]
         assert worth(packed, executor) is executor
         # one process would wait for the other
-        assert worth([tmp_path / "a.json", tmp_path / "b.json.gz"], executor) is executor.threads
+        assert worth([tmp_path / "a.json", tmp_path / "c.json.gz"], executor) is executor.threads
+        # and an interrupt for a thread
+        assert worth([tmp_path / "a.json", tmp_path / "b.json.gz"], executor) is None
 
 
 @pytest.mark.parametrize("damaged", [1, 2], ids=["one", "two"])

@@ -29,7 +29,7 @@ from traceflow.user_cache import forget_unused, open_own, user_cache, write_whol
 _Types: TypeAlias = tuple[tuple[str, int], ...]
 """Per argument of a call, the letter of its type and its number of dimensions, 0 for a number."""
 
-_DIGEST_BYTES = 32
+_DIGEST_BYTES, _KEY_LENGTH = 32, 24
 _ELSEWHERE = (AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 """What other versions of numba and llvmlite, and other machines, have in place of the machine code of a kernel."""
 
@@ -83,7 +83,8 @@ class Compiled:
         """Changes with the code, with that of all functions it calls, and with the constants that they use."""
         content = hashlib.sha256("".join(_spelled(self.function.__code__)).encode())
         for name, value in sorted(_named(self.function.__globals__, self.function.__code__)):
-            content.update(_constant(name, value))
+            if value is not self:  # as where it uses a method of its own name
+                content.update(_constant(name, value))
         return content.hexdigest()
 
 
@@ -116,10 +117,14 @@ class Intrinsic(Compiled):
 
 def _named(known: Mapping[str, Any], code: CodeType) -> Iterator[tuple[str, Any]]:
     """What the names in some code stand for, those that follow the name of a module included."""
-    for name in set(code.co_names) & known.keys():
+    for name in _names(code) & known.keys():
         yield name, known[name]
         if isinstance(known[name], ModuleType):
             yield from ((f"{name}.{inner}", value) for inner, value in _named(vars(known[name]), code))
+
+
+def _names(code: CodeType) -> set[str]:
+    return set(code.co_names).union(*(_names(inner) for inner in code.co_consts if isinstance(inner, CodeType)))
 
 
 def _as_numba_takes(known: Mapping[str, Any], code: CodeType) -> dict[str, Any]:
@@ -173,7 +178,7 @@ def _kept_or_made(kernel: Compiled, types: _Types) -> Callable[..., Any]:
     for folder in _folders():
         with suppress(OSError):
             write_whole(folder / name, lambda file: file.write(hashlib.sha256(content).digest() + content))
-            forget_unused(folder, "*.kernel")  # of other releases and processors
+            forget_unused(folder, f"*-{'[0-9a-f]' * _KEY_LENGTH}.kernel")  # of other releases and processors
             break
     return _linked(content, types)
 
@@ -187,7 +192,7 @@ def _folders() -> Iterator[Path]:
 
 def _key(kernel: Compiled, types: _Types) -> str:
     spelled = json.dumps([kernel.fingerprint, types, *_here()])
-    return hashlib.sha256(spelled.encode()).hexdigest()[:24]
+    return hashlib.sha256(spelled.encode()).hexdigest()[:_KEY_LENGTH]
 
 
 @cache

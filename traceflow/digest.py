@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from threading import Thread
@@ -170,7 +171,7 @@ def _told(questions: Mapping[str, Callable[[], Result]], *, side_by_side: bool) 
     """What each question is answered, up to a request that is wrong."""
     left: deque[_Question] = deque(questions.items())
     told: _Told = {}
-    other = Thread(target=_ask, args=(left, left.pop, told), daemon=True)  # an interrupt does not wait for its end
+    other = Thread(target=_ask_aside, args=(left, told), daemon=True)  # an interrupt does not wait for its end
     if side_by_side:
         other.start()
     try:
@@ -180,6 +181,11 @@ def _told(questions: Mapping[str, Callable[[], Result]], *, side_by_side: bool) 
     if side_by_side:
         other.join()
     return told
+
+
+def _ask_aside(left: deque[_Question], told: _Told) -> None:
+    with suppress(Exception):  # `digest` asks again what broke, where somebody hears of it
+        _ask(left, left.pop, told)
 
 
 def _ask(left: deque[_Question], take: Callable[[], _Question], told: _Told) -> None:

@@ -20,6 +20,7 @@ T = TypeVar("T")
 # Processes take 0.3 s to start and to load compiled code, and have to hand over what they read: on two cores they read
 # 200 MB of JSON in 0.8 s, threads in 0.6 s. With more cores processes gain sooner, as threads take turns in Python.
 _WORTH_BYTES = 500_000_000
+_SOON_BYTES = 300_000_000  # which a thread has read within the second
 _MOST_THREADS = 4  # half of reading is machine code, which they run at the same time, and half is Python, which waits
 _PACKED = {".gz": 12}  # how much longer JSON is than its gzip
 
@@ -74,14 +75,16 @@ def worth(files: Sequence[Path], executor: Executor | None) -> Executor | None:
         executor: Whose tasks they may be. Only `Processes` are ever passed over: another was chosen by the user.
 
     Returns:
-        None for a single file.
+        None for a single file, and where one is so large that an interrupt would wait for its thread.
     """
     if not isinstance(executor, Processes):
         return executor
     if len(files) < 2:
         return None
     sizes = [file.stat().st_size * _PACKED.get(file.suffix, 1) for file in files]
-    return executor if sum(sizes) - max(sizes) >= _WORTH_BYTES // 2 else executor.threads
+    if sum(sizes) - max(sizes) >= _WORTH_BYTES // 2:
+        return executor
+    return executor.threads if max(sizes) <= _SOON_BYTES else None
 
 
 def each(function: Callable[..., T], tasks: Sequence[tuple[Any, ...]], executor: Executor | None = None) -> list[T]:

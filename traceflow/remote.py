@@ -79,7 +79,7 @@ def fetched(url: str) -> Copy:
         except TraceflowError:
             raise
         except Exception as error:  # what the driver of a store raises is its own affair
-            told = (str(error).splitlines() or ["it failed"])[0].rstrip(".")
+            told = (str(error).splitlines() or ["it failed"])[0].partition(", url=")[0].rstrip(".")
             raise _refusal(url, f"{told} ({type(error).__name__})") from error
         undone.pop_all()
     return copy

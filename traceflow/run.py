@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -385,6 +386,10 @@ class Run:
         """
         from traceflow.digest import digest
 
+        side_by_side = self.is_here and not self.programs  # explaining these is Python, in which threads take turns
+        if side_by_side:
+            with suppress(TraceflowError):
+                self.notes  # noqa: B018  # so that not both threads find the dependencies
         return digest(
             {
                 "summary": self.summary,
@@ -400,7 +405,7 @@ class Run:
                 "sharding": partial(self.sharding, step=step),
                 "collective-matmul": partial(self.collective_matmul, step=step),
             },
-            side_by_side=self.is_here and not self.programs,  # explaining these is Python, in which threads take turns
+            side_by_side=side_by_side,
         )
 
     def redacted(self) -> Run:

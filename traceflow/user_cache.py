@@ -59,7 +59,7 @@ def write_whole(path: Path, write: Callable[[BinaryIO], object], mode: int = 0o6
 
 
 def forget_unused(folder: Path, pattern: str) -> None:
-    """Remove the files of a pattern that were neither read nor written for 30 days, as far as the file system tells."""
+    """Remove the files of a pattern, which no other has, that were neither read nor written for 30 days, as far as the file system tells."""
     for file in folder.glob(pattern):
         with suppress(OSError):
             state = file.stat()

@@ -329,7 +329,9 @@ class _Collector:
     def _take_arguments(self, events: Int64, row: Int64) -> None:
         if self._arguments and not len(events):
             return
-        events = events[self._texts.is_counted(self._codes_of(events, w.NAME)[0])]
+        (name,) = self._codes_of(events, w.NAME)
+        events, name = events[name >= 0], name[name >= 0]
+        events = events[self._texts.is_counted(name)]
         self._arguments.append(Arguments(row[events], *self._codes_of(events, w.SHAPES, w.TYPES, w.VALUES)))
 
     def _take_syncs(self, events: Int64) -> None:

@@ -229,10 +229,16 @@ def _next_value(at: int, stop: int, before: int, habits: Int64) -> tuple[int, in
 def _is_as_usual(at: int, before: int, habits: Int64) -> bool:
     """Whether what is at `at`, up to the next value, is what came last time after the key before."""
     width = habits[before, WIDTH]
-    if width == 0 or byte_at(at + width) <= _BLANK:
+    if width == 0 or not _begins_value(byte_at(at + width)):
         return False
     wanted = np.uint64(habits[before, SPELLED])
     return equal(at, signed(habits.ctypes.data) + before * 8 * HABIT) & wanted == wanted
+
+
+@Compiled
+def _begins_value(byte: int) -> bool:
+    """Whether `space` would not step over it."""
+    return byte > COMMA or byte == QUOTE
 
 
 @Compiled
@@ -240,7 +246,7 @@ def _learn(at: int, start: int, end: int, value: int, before: int, habits: Int64
     """Expect the key from `start` to `end`, and what is around it from `at` to its value, when the one before returns."""
     habits[before, MEANING], habits[before, SLOT] = w.meaning_of(start + 1, end), w.slot_of(start + 1, end)
     habits[before, WIDTH], habits[before, SPELLED] = 0, 0
-    if value - at < BLOCK and byte_at(value) > _BLANK:
+    if value - at < BLOCK and _begins_value(byte_at(value)):
         for i in range(BLOCK // 8):
             habits[before, i] = signed(load(at + 8 * i))
         habits[before, WIDTH], habits[before, SPELLED] = value - at, (1 << (value - at)) - 1

@@ -64,6 +64,7 @@ _WORTH_PLAIN_BYTES = 4_000_000
 _SETTLED_NS = 100_000_000  # clocks of file systems tick: what changes twice within a tick looks as if it changed once
 _COARSE_NS = 2_000_000_000  # those of some only every two seconds
 _SAMPLES, _SAMPLE_BYTES = 16, 4096
+_NAME_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +117,7 @@ def kept_or_read(path: Path, read: Callable[[], Trace], *options: str) -> Trace:
             with suppress(*_damage()):
                 write_whole(place, partial(_write, trace, key), _mode(path))
                 if place.parent.name != FOLDER:  # traces go, and the columns beside them with their folder
-                    forget_unused(place.parent, "*.npz")
+                    forget_unused(place.parent, f"{'[0-9a-f]' * _NAME_LENGTH}.npz")
                 break
     return trace
 
@@ -130,7 +131,7 @@ def _is_worth_it(path: Path) -> bool:
 def _places(path: Path) -> Iterator[Path]:
     """Where the columns of a trace may be kept, the preferred place first."""
     own, absolute = user_cache(), path.absolute()
-    name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:32]
+    name = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:_NAME_LENGTH]
     if not os.environ.get(VARIABLE) and _takes_files(absolute.parent):
         beside = absolute.parent / FOLDER / f"{path.name}.npz"
         if not is_of_another(beside):
