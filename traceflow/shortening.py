@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from traceflow.compiled import Compiled
-from traceflow.graph import Bool, DependencyGraph, Int8, Int32, Int64
+from traceflow.graph import Bool, DependencyGraph, EdgeKind, Int8, Int32, Int64
 
 _FAR = 2**62  # the slack of what no end depends on
-_SELF = 0
+_SELF = int(EdgeKind.SELF)
 _AT_A_TIME = 64  # cases that share one contracted graph, if they are
 _CHANGED = 8  # times fewer than its vertices
 _WORTH_COPYING = 0.7  # of a part's vertices; a part that keeps more of them is not worth its copy

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from traceflow.compiled import Compiled
+from traceflow.graph import EdgeKind
 
 Int64 = NDArray[np.int64]
 Int32 = NDArray[np.int32]
@@ -13,7 +14,7 @@ Int8 = NDArray[np.int8]
 Bool = NDArray[np.bool_]
 
 ALWAYS, END = 0, 1  # nodes beside those of meetings, which follow: what is at a given moment, and the window's end
-_SELF = 0
+_SELF = int(EdgeKind.SELF)
 _NEVER = -(2**62)
 
 

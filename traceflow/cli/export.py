@@ -11,7 +11,7 @@ import typer
 from traceflow.cli import output as place
 from traceflow.cli.answer import opened
 from traceflow.cli.limits import tell_limits
-from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, asked_for, verb
+from traceflow.cli.options import Force, Output, ReadOptions, Source, Step, group
 from traceflow.cli.progress import working
 from traceflow.cli.report import capture_name
 
@@ -55,8 +55,4 @@ _VERBS: Mapping[str, Callable[..., None]] = {"perfetto": perfetto, "parquet": pa
 
 def export_verbs(line: Sequence[str]) -> typer.Typer:
     """The verbs below `export`; where one is asked for, that one alone."""
-    text = "Write everything that was found, in files that other tools read."
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
-    for name in asked_for(line, _VERBS):
-        group.command(name)(verb(_VERBS[name]))
-    return group
+    return group("Write everything that was found, in files that other tools read.", _VERBS, line)

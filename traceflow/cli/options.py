@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from functools import wraps
@@ -88,6 +88,14 @@ def asked_for(line: Sequence[str], verbs: Iterable[str]) -> list[str]:
         (['diff'], ['show', 'diff'])
     """
     return [name for name in verbs if name in line[:1]] or [*verbs]
+
+
+def group(text: str, verbs: Mapping[str, Callable[..., None]], line: Sequence[str]) -> typer.Typer:
+    """Verbs below another, whose help is `text`; where a command line begins with one of them, that one alone."""
+    below = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
+    for name in asked_for(line, verbs):
+        below.command(name)(verb(verbs[name]))
+    return below
 
 
 def verb(function: Callable[..., None]) -> Callable[..., None]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from traceflow.cli.answer import answer, opened
-from traceflow.cli.options import AnswerOptions, Source, StatedPlan, Step, Top, Window, asked_for, verb
+from traceflow.cli.options import AnswerOptions, Source, StatedPlan, Step, Top, Window, group
 from traceflow.cli.project import hardware_named
 
 if TYPE_CHECKING:
@@ -194,8 +194,4 @@ QUESTIONS: Mapping[str, Callable[..., None]] = {
 
 def show_verbs(line: Sequence[str]) -> typer.Typer:
     """The verbs below `show`; where one is asked for, that one alone."""
-    text = "Show one result: a table, or JSON with --format json."
-    group = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help=text)
-    for name in asked_for(line, QUESTIONS):
-        group.command(name)(verb(QUESTIONS[name]))
-    return group
+    return group("Show one result: a table, or JSON with --format json.", QUESTIONS, line)

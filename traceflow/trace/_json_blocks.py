@@ -2,7 +2,7 @@
 
 They know just enough of it to be fast and forgiving: raw control characters, unknown escapes, superfluous commas, NaN
 and Infinity need no special treatment. Text is looked at BLOCK bytes at a time; `_between` marks bytes of such a block
-by bits of a number, the first by the lowest. What holds the text therefore goes on for at least BLOCK bytes behind it.
+by bits of a number, the first by the lowest. What holds the text therefore goes on for PADDING bytes behind it.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ INCOMPLETE, BAD = -1, -2
 
 (QUOTE, _PLUS, COMMA, COLON, _BACKSLASH) = map(ord, '"+,:\\')
 (OPEN, CLOSE, OPEN_LIST, CLOSE_LIST) = map(ord, "{}[]")
+BLANK = ord(" ")
 _ALL = np.uint64(2**64 - 1)
 _NONE, _ONE, _THREE = map(np.uint64, (0, 1, 0xFFFFFF))
 _COLON_SPACE = np.uint64(int.from_bytes(b'": ', "little"))
@@ -152,7 +153,7 @@ def key_and_value(at: int, stop: int) -> tuple[int, int]:
     if byte_at(at) != QUOTE:
         return 0, BAD
     end = _string_end(at + 1, stop)
-    if end + 3 < stop and load(end) & _THREE == _COLON_SPACE and byte_at(end + 3) > 32:
+    if end + 3 < stop and load(end) & _THREE == _COLON_SPACE and byte_at(end + 3) > BLANK:
         return end, end + 3
     value = space(end + 1, stop)
     if value < stop and byte_at(value) != COLON:

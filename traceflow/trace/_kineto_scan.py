@@ -14,6 +14,7 @@ from traceflow.compiled import Compiled
 from traceflow.trace import _kineto_words as w
 from traceflow.trace._json_blocks import (
     BAD,
+    BLANK,
     CLOSE,
     CLOSE_LIST,
     COMMA,
@@ -44,7 +45,6 @@ Int8 = NDArray[np.int8]
 (TEXT, OWNER, TRACK, CATEGORY, CODES) = range(5)
 (ROW, OUTCOME, SAID, KEPT_COLUMNS) = range(4)
 
-_BLANK = ord(" ")
 _NO_MORE = min(INCOMPLETE, BAD) - 1
 HABITS = 1 << w.SLOT_BITS
 (WIDTH, SPELLED, MEANING, SLOT, HABIT) = range(BLOCK // 8, BLOCK // 8 + 5)  # behind the block itself
@@ -324,7 +324,7 @@ def _next_event(at: int, stop: int) -> int:
             end, value = key_and_value(first, stop)
             if value >= 0 and 0 < w.meaning_of(first + 1, end) <= w.ARGS:
                 return at
-        if byte > _BLANK:
+        if byte > BLANK:
             before = byte
         at += 1
     return INCOMPLETE
